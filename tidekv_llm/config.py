@@ -1,0 +1,118 @@
+"""Options, frozen and validated: a typo or an impossible value raises, nothing is defaulted silently."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidekv_llm.errors import BudgetError, ConfigError
+
+if TYPE_CHECKING:
+    from tidekv_llm.compress.selectors import Selector
+
+AUTO_CHUNK: Literal["auto"] = "auto"
+
+POOLINGS = ("max", "avg", "none")
+ATTENTIONS = ("auto", "tiled", "merge", "sdpa", "flash")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillConfig:
+    """How the compressed KV cache is built.
+
+    Args:
+        chunk_size: prompt tokens per forward step, C in the paper, or ``"auto"``.
+        kept_tokens: KV positions each layer keeps, K_l, mandatory ones counted inside it.
+        selector: a registered name (``tidekv_llm.selectors()`` lists them) or a Selector object.
+        layer_budget: how the total of ``layers * kept_tokens`` is cut between layers.
+        head_budget: how a layer's budget is cut between KV heads.
+        window_size: observation window W: the last prompt tokens, whose queries score all keys.
+        sinks: first positions that are always kept.
+        kernel_size: odd width of the pooling over neighbouring scores.
+        pooling: ``"max"``, ``"avg"`` or ``"none"``.
+        score_block_size: keys scored at once, b_s; temporary memory grows with it, not with the prompt.
+        schedule: which construction order; ``"tidekv"`` is layer-major with delayed eviction.
+        attention: attention backend, or ``"auto"``.
+
+    Raises:
+        ConfigError: an option is out of range or unknown.
+        BudgetError: ``kept_tokens`` is below ``window_size + sinks``.
+    """
+
+    chunk_size: int | Literal["auto"] = 2048
+    kept_tokens: int = 4096
+    selector: str | Selector = "snapkv"
+    layer_budget: str = "uniform"
+    head_budget: str = "uniform"
+    window_size: int = 16
+    sinks: int = 4
+    kernel_size: int = 21
+    pooling: str = "max"
+    score_block_size: int = 1024
+    schedule: str = "tidekv"
+    attention: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.chunk_size != AUTO_CHUNK:
+            _positive("chunk_size", self.chunk_size, 'or "auto"')
+        _positive("kept_tokens", self.kept_tokens)
+        _positive("window_size", self.window_size)
+        _positive("score_block_size", self.score_block_size)
+        _positive("kernel_size", self.kernel_size)
+        if self.kernel_size % 2 == 0:
+            raise ConfigError(f"kernel_size={self.kernel_size} must be odd; use {self.kernel_size + 1}")
+        if not _is_int(self.sinks) or self.sinks < 0:
+            raise ConfigError(f"sinks={self.sinks!r} must be a whole number of at least 0")
+        _one_of("pooling", self.pooling, POOLINGS)
+        _one_of("attention", self.attention, ATTENTIONS)
+        mandatory = self.window_size + self.sinks
+        if self.kept_tokens < mandatory:
+            raise BudgetError(
+                f"kept_tokens={self.kept_tokens} must be at least window_size+sinks={mandatory}; "
+                f"raise kept_tokens to {mandatory} or more"
+            )
+        self._check_names()
+
+    def _check_names(self) -> None:
+        # Registries are looked up late: they import torch, and a config must not.
+        from tidekv_llm.compress.budgets import HEAD_BUDGETS, LAYER_BUDGETS
+        from tidekv_llm.compress.selectors import Selector, selector_names
+        from tidekv_llm.schedules import schedule_names
+
+        if isinstance(self.selector, str):
+            _one_of("selector", self.selector, selector_names())
+        elif not isinstance(self.selector, Selector):
+            raise ConfigError(
+                f"selector={self.selector!r} must be a name ({', '.join(selector_names())}) or a Selector"
+            )
+        _one_of("layer_budget", self.layer_budget, tuple(LAYER_BUDGETS))
+        _one_of("head_budget", self.head_budget, tuple(HEAD_BUDGETS))
+        _one_of("schedule", self.schedule, schedule_names())
+
+    def replace(self, **changes: Any) -> PrefillConfig:
+        """A copy with some options changed; an unknown name raises :class:`ConfigError`."""
+        check_option_names(changes)
+        return replace(self, **changes)
+
+
+def check_option_names(options: dict[str, Any]) -> None:
+    """Raise :class:`ConfigError` if a name is no option of :class:`PrefillConfig`."""
+    known = PrefillConfig.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"unknown prefill option {name!r}; the options are {', '.join(known)}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _positive(name: str, value: object, alternative: str = "") -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        tail = f" {alternative}" if alternative else ""
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least 1{tail}")
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name}={value!r} is unknown; choose one of {', '.join(allowed)}")
