@@ -1,0 +1,349 @@
+"""From a source to a model in memory: safe weights only, dtype, device, context window."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidekv_llm.errors import (
+    ConfigError,
+    MemoryLimitError,
+    ModelError,
+    ModelNotFoundError,
+    TideKVError,
+    UnsafeWeightsError,
+    UnsupportedModelError,
+)
+from tidekv_llm.models import embedded
+from tidekv_llm.models.sources import CONVERT_REMEDY, ModelSource, hub_reason, resolve
+from tidekv_llm.models.window import apply_window
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger("tidekv_llm")
+
+_HUB_OPTIONS = ("revision", "token", "cache_dir", "subfolder", "force_download", "proxies")
+_DTYPE_NAMES = {
+    "bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "half": "float16",
+    "fp32": "float32", "float32": "float32", "float": "float32", "auto": "auto",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model ready for inference.
+
+    Attributes:
+        model: in eval mode, no parameter requires a gradient.
+        tokenizer: its tokenizer.
+        name: as the user gave it.
+        context_window: most tokens, prompt and answer together.
+        rope_note: how positions were stretched beyond training, None if they were not.
+        source: where it came from.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    context_window: int
+    rope_note: str | None = None
+    source: ModelSource
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    context_window: int | None = None,
+    progress: embedded.Progress | None = None,
+    **transformers_options: Any,
+) -> LoadedModel:
+    """Load a model and its tokenizer.
+
+    Args:
+        name_or_path: an alias, a folder with safetensors, a GGUF file, or a hub id.
+        device: ``"cpu"``, ``"cuda:0"``...; default: the GPU if there is one. Not together with ``device_map``.
+        dtype: of the weights, ``"auto"`` for the checkpoint's own. Default: bfloat16 where the device multiplies
+            it natively (see :func:`default_dtype`), float32 elsewhere, where bfloat16 would be slower.
+        context_window: tokens; default: what the model was trained for. smollm2-135m goes up to 32,768 with YaRN.
+        progress: called with a message and the fraction done while the embedded model is fetched.
+        **transformers_options: ``device_map``, ``quantization_config``, ``revision``, ``attn_implementation``...
+            as in ``from_pretrained``.
+
+    Raises:
+        ModelNotFoundError: nothing by that name.
+        ModelDownloadError: the embedded model could not be fetched, checked or stored.
+        UnsafeWeightsError: pickle weights, or remote code.
+        UnsupportedModelError: not a causal language model that this transformers release knows.
+        ConfigError: an impossible device, dtype or context window.
+        MemoryLimitError: the weights do not fit.
+        ModelError: anything else that transformers raised.
+    """
+    _refuse_remote_code(transformers_options)
+    hub_options = {key: transformers_options[key] for key in _HUB_OPTIONS if key in transformers_options}
+    resolve_options = {
+        key: hub_options[key] for key in ("revision", "token", "cache_dir") if key in hub_options
+    }
+    source = resolve(name_or_path, **resolve_options)
+    if source.kind == "alias":
+        folder = embedded.ensure_embedded(progress)
+        source = ModelSource(kind="alias", name=source.name, path=folder)
+    chosen_device = _device(device, transformers_options)
+    chosen_dtype = _dtype(dtype, chosen_device)
+    with _quiet_bars(), _one_line_errors(source):
+        where, file_options = _location(source, hub_options)
+        config = _read_config(where, file_options, transformers_options.pop("config", None))
+        tokenizer = _read_tokenizer(where, file_options, source)
+        window, rope_note = apply_window(config, context_window, source, _tokenizer_limit(tokenizer))
+        options = {**file_options, **transformers_options, "dtype": chosen_dtype}
+        model = _read_weights(where, config, source, chosen_device, options)
+    if rope_note:
+        logger.warning("%s: %s", source.name, rope_note)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        name=source.name,
+        context_window=window,
+        rope_note=rope_note,
+        source=source,
+    )
+
+
+# -- options --------------------------------------------------------------------------------------------------
+
+
+def _refuse_remote_code(options: dict[str, Any]) -> None:
+    if options.pop("trust_remote_code", None):
+        raise UnsafeWeightsError(
+            "trust_remote_code=True would run code from the model's repository; TideKV does not: "
+            "leave it out and use a model whose family transformers has built in"
+        )
+    if options.pop("use_safetensors", True) is False:
+        raise UnsafeWeightsError(f"use_safetensors=False would load pickle weights; {CONVERT_REMEDY}")
+
+
+def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> torch.device | None:
+    """The device to load to; None leaves it to ``device_map``."""
+    import torch
+
+    if options.get("device_map") is not None:
+        if device is not None:
+            raise ConfigError(f"device={device!s} and device_map={options['device_map']!r}: give one of them")
+        return None
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = embedded.shorten(str(error), 120)
+        raise ConfigError(f"device={device!s} cannot be used ({reason}); use device='cpu'") from error
+    return chosen
+
+
+def _dtype(dtype: str | torch.dtype | None, device: torch.device | None) -> torch.dtype | str:
+    import torch
+
+    if dtype is None:
+        return default_dtype(device)
+    if isinstance(dtype, torch.dtype):
+        if not dtype.is_floating_point:
+            raise ConfigError(f"dtype={dtype} is not a floating-point type; use 'bfloat16' or 'float32'")
+        return dtype
+    name = _DTYPE_NAMES.get(str(dtype).removeprefix("torch."))
+    if name is None:
+        raise ConfigError(f"dtype={dtype!r} is unknown; use one of {', '.join(sorted(_DTYPE_NAMES))}")
+    return "auto" if name == "auto" else getattr(torch, name)  # type: ignore[no-any-return]
+
+
+def default_dtype(device: torch.device | None = None) -> torch.dtype:
+    """bfloat16 on CUDA GPUs from Ampere on and on CPUs with bfloat16 matrix instructions, else float32."""
+    import torch
+
+    on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
+    if on_gpu:
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = (device is None or device.type == "cpu") and cpu_has_bf16()
+    return torch.bfloat16 if native else torch.float32
+
+
+def cpu_has_bf16() -> bool:
+    """Whether this CPU multiplies bfloat16 natively (AVX512-BF16, AMX, or Arm BF16)."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        return _torch_says_bf16()
+    line = next((line for line in flags.splitlines() if line.lower().startswith(("flags", "features"))), "")
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(line.split()))
+
+
+def _torch_says_bf16() -> bool:
+    """Without /proc/cpuinfo: torch's own probes, which are private and may be missing."""
+    import torch
+
+    for probe in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        check = getattr(torch.cpu, probe, None)
+        if check is not None and check():
+            return True
+    return False
+
+
+# -- reading --------------------------------------------------------------------------------------------------
+
+
+def _location(source: ModelSource, hub_options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What from_pretrained takes first, and the options that go to config, tokenizer and weights alike."""
+    if source.kind == "hub":
+        assert source.repo_id is not None
+        return source.repo_id, dict(hub_options)
+    assert source.path is not None
+    if source.kind == "gguf":
+        return str(source.path.parent), {"gguf_file": source.path.name, "local_files_only": True}
+    subfolder = {"subfolder": hub_options["subfolder"]} if "subfolder" in hub_options else {}
+    return str(source.path), {"local_files_only": True, **subfolder}
+
+
+def _read_config(where: str, options: Mapping[str, Any], given: PretrainedConfig | None) -> PretrainedConfig:
+    """The configuration, of a family that transformers has built in."""
+    import transformers
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    if given is not None:
+        return given
+    if "gguf_file" not in options:
+        raw, _ = transformers.PretrainedConfig.get_config_dict(where, **options)
+        family = raw.get("model_type")
+        if family not in CAUSAL:
+            if raw.get("auto_map"):
+                raise UnsafeWeightsError(
+                    f"{where} needs code from its repository (auto_map in config.json, model_type={family!r}), "
+                    f"which TideKV does not run; use a model whose family transformers has built in"
+                )
+            raise UnsupportedModelError(
+                f"{where} has model_type={family!r}, which is no causal language model of transformers "
+                f"{transformers.__version__}; use another model or a newer transformers"
+            )
+    return AutoConfig.from_pretrained(where, trust_remote_code=False, **options)
+
+
+def _read_tokenizer(where: str, options: Mapping[str, Any], source: ModelSource) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
+    if source.kind == "gguf":
+        assert source.path is not None
+        from tidekv_llm.models.convert import correct_gguf_tokenizer
+
+        correct_gguf_tokenizer(tokenizer, source.path)
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def _read_weights(
+    where: str,
+    config: PretrainedConfig,
+    source: ModelSource,
+    device: torch.device | None,
+    options: dict[str, Any],
+) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    if device is not None and device.type != "cpu":
+        options["device_map"] = {
+            "": str(device)
+        }  # straight to the GPU, and the only way for quantised weights
+    if "gguf_file" in options:
+        options = {**_dense_gguf(options), **options}
+    else:
+        options["use_safetensors"] = True
+    model, report = AutoModelForCausalLM.from_pretrained(
+        where, config=config, trust_remote_code=False, output_loading_info=True, **options
+    )
+    _refuse_missing(report.get("missing_keys") or (), source)
+    model.eval()
+    model.requires_grad_(False)
+    return model  # type: ignore[no-any-return]
+
+
+def _dense_gguf(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Releases that can keep GGUF blocks packed must be told to unpack them: packed ones compute in float32."""
+    import transformers
+
+    kind = getattr(transformers, "GgufConfig", None)
+    return (
+        {}
+        if kind is None or "quantization_config" in options
+        else {"quantization_config": kind(dequantize=True)}
+    )
+
+
+def _refuse_missing(missing: Any, source: ModelSource) -> None:
+    """transformers fills missing tensors with random numbers and goes on."""
+    names = sorted(missing)
+    if names:
+        raise ModelError(
+            f"{source.name} lacks {len(names)} weight tensors ({', '.join(names[:3])}); "
+            f"the checkpoint is incomplete or of another model: fetch it again"
+        )
+
+
+def _tokenizer_limit(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Tokens, as the tokenizer claims; None if it claims nothing (transformers then stores 1e30)."""
+    limit = getattr(tokenizer, "model_max_length", None)
+    return int(limit) if limit is not None and limit < 10**9 else None
+
+
+@contextmanager
+def _quiet_bars() -> Iterator[None]:
+    """Hold back transformers' own progress bars; the caller's setting comes back."""
+    from transformers.utils import logging as hf_logging
+
+    was_on = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            hf_logging.enable_progress_bar()
+
+
+@contextmanager
+def _one_line_errors(source: ModelSource) -> Iterator[None]:
+    """Turn what transformers, torch and safetensors raise into one typed line."""
+    try:
+        yield
+    except TideKVError:
+        raise
+    except Exception as error:
+        raise _translate(error, source) from error
+
+
+def _translate(error: Exception, source: ModelSource) -> TideKVError:
+    import torch
+
+    text = embedded.shorten(str(error))
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or "not enough memory" in text:
+        return MemoryLimitError(
+            f"{source.name} does not fit into memory ({text}); use a smaller model or dtype"
+        )
+    if "trust_remote_code" in text:
+        return UnsafeWeightsError(
+            f"{source.name} needs code from its repository, which TideKV does not run; use a model whose family "
+            f"transformers has built in"
+        )
+    if source.kind == "hub" and isinstance(error, OSError):
+        if "safetensors" in text:
+            return UnsafeWeightsError(
+                f"{source.name} has no safetensors weights on the hub; {CONVERT_REMEDY}"
+            )
+        return ModelNotFoundError(f"{source.name} could not be fetched from the hub: {hub_reason(error)}")
+    return ModelError(f"{source.name} cannot be loaded: {type(error).__name__}: {text or 'no message'}")
