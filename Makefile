@@ -1,0 +1,72 @@
+# make demo   ask the sample PDF a question     make test   the whole test suite, from nothing
+#
+# Both make .venv first. Another interpreter: make demo PYTHON=python3.12
+
+PYTHON     ?= python3
+VENV_FLAGS ?=
+DOCUMENT   ?= examples/lighthouse.pdf
+QUESTION   ?= Who was the first keeper of the lighthouse?
+TESTS      ?= tests
+
+# The oldest releases that are supported. Old torch builds for CPUs are not to be had everywhere:
+# where pip can reach one, run make test-floor FLOOR_TORCH=2.9.0
+FLOOR_TRANSFORMERS ?= 5.12.0
+FLOOR_TORCH        ?= 2.13.0
+FLOOR_TESTS        ?= tests
+
+VENV  := .venv
+FLOOR := .venv-floor
+PIP   := -m pip --quiet --disable-pip-version-check
+
+.PHONY: demo test lint format test-floor bench clean
+
+demo: $(VENV)/.run
+	$(VENV)/bin/tidekv ask "$(DOCUMENT)" "$(QUESTION)"
+
+test: $(VENV)/.dev
+	$(VENV)/bin/python -m pytest $(TESTS)
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.dev
+	$(VENV)/bin/ruff check --fix-only .
+	$(VENV)/bin/ruff format .
+
+test-floor: $(FLOOR)/.dev
+	$(FLOOR)/bin/python -m pytest $(FLOOR_TESTS)
+
+bench: $(VENV)/.run
+	$(VENV)/bin/python -m tidekv_llm.bench
+
+clean:
+	rm -rf $(VENV) $(FLOOR) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Each stamp says that a step is done: a second make is quick, one that broke off goes on where it stopped.
+
+$(VENV)/.python $(FLOOR)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "TideKV needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV_FLAGS) $(@D)
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.python .ci/install_torch.py
+	$(VENV)/bin/python .ci/install_torch.py
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.torch pyproject.toml
+	$(VENV)/bin/python $(PIP) install -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(VENV)/bin/python $(PIP) install -e '.[dev]'
+	@touch $(VENV)/.run $@
+
+$(FLOOR)/.dev: $(FLOOR)/.python pyproject.toml .ci/install_torch.py
+	$(FLOOR)/bin/python .ci/install_torch.py $(FLOOR_TORCH)
+	$(FLOOR)/bin/python $(PIP) install 'transformers==$(FLOOR_TRANSFORMERS)' -e '.[dev]'
+	@touch $@
