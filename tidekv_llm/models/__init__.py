@@ -5,8 +5,8 @@
     load("path/to/model.gguf")        unpacked to dense weights
     load("organisation/model")        the hub, or its local cache
 
-Only safetensors and GGUF are read: pickle weights and remote code run programs when they are loaded, so both are
-refused. Nothing local makes a network call.
+Only safetensors and GGUF are read: pickle weights and remote code run programs when they are loaded, so both
+are refused. Nothing local makes a network call.
 """
 
 from __future__ import annotations

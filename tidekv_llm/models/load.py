@@ -70,13 +70,14 @@ def load(
 
     Args:
         name_or_path: an alias, a folder with safetensors, a GGUF file, or a hub id.
-        device: ``"cpu"``, ``"cuda:0"``...; default: the GPU if there is one. Not together with ``device_map``.
-        dtype: of the weights, ``"auto"`` for the checkpoint's own. Default: bfloat16 where the device multiplies
-            it natively (see :func:`default_dtype`), float32 elsewhere, where bfloat16 would be slower.
-        context_window: tokens; default: what the model was trained for. smollm2-135m goes up to 32,768 with YaRN.
+        device: ``"cpu"``, ``"cuda:0"``...; default: the GPU if there is one. Excludes ``device_map``.
+        dtype: of the weights, ``"auto"`` for the checkpoint's own. Default: bfloat16 where the device
+            multiplies it natively (see :func:`default_dtype`), float32 elsewhere, where it would be slower.
+        context_window: tokens; default: what the model was trained for. smollm2-135m goes up to 32,768
+            with YaRN.
         progress: called with a message and the fraction done while the embedded model is fetched.
-        **transformers_options: ``device_map``, ``quantization_config``, ``revision``, ``attn_implementation``...
-            as in ``from_pretrained``.
+        **transformers_options: ``device_map``, ``quantization_config``, ``revision``... as in
+            ``from_pretrained``.
 
     Raises:
         ModelNotFoundError: nothing by that name.
@@ -117,7 +118,7 @@ def load(
     )
 
 
-# -- options --------------------------------------------------------------------------------------------------
+# -- options --------------------------------------------------------------------------------------------
 
 
 def _refuse_remote_code(options: dict[str, Any]) -> None:
@@ -161,7 +162,7 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device | None) -> torc
     name = _DTYPE_NAMES.get(str(dtype).removeprefix("torch."))
     if name is None:
         raise ConfigError(f"dtype={dtype!r} is unknown; use one of {', '.join(sorted(_DTYPE_NAMES))}")
-    return "auto" if name == "auto" else getattr(torch, name)  # type: ignore[no-any-return]
+    return "auto" if name == "auto" else getattr(torch, name)
 
 
 def default_dtype(device: torch.device | None = None) -> torch.dtype:
@@ -197,14 +198,14 @@ def _torch_says_bf16() -> bool:
     return False
 
 
-# -- reading --------------------------------------------------------------------------------------------------
+# -- reading --------------------------------------------------------------------------------------------
 
 
 def _location(source: ModelSource, hub_options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """What from_pretrained takes first, and the options that go to config, tokenizer and weights alike."""
     if source.kind == "hub":
         assert source.repo_id is not None
-        return source.repo_id, dict(hub_options)
+        return source.repo_id, {**hub_options, **({"local_files_only": True} if source.local_only else {})}
     assert source.path is not None
     if source.kind == "gguf":
         return str(source.path.parent), {"gguf_file": source.path.name, "local_files_only": True}
@@ -226,8 +227,8 @@ def _read_config(where: str, options: Mapping[str, Any], given: PretrainedConfig
         if family not in CAUSAL:
             if raw.get("auto_map"):
                 raise UnsafeWeightsError(
-                    f"{where} needs code from its repository (auto_map in config.json, model_type={family!r}), "
-                    f"which TideKV does not run; use a model whose family transformers has built in"
+                    f"{where} needs code from its repository (auto_map, model_type={family!r}), which TideKV "
+                    f"does not run; use a model whose family transformers has built in"
                 )
             raise UnsupportedModelError(
                 f"{where} has model_type={family!r}, which is no causal language model of transformers "
@@ -245,7 +246,7 @@ def _read_tokenizer(where: str, options: Mapping[str, Any], source: ModelSource)
         from tidekv_llm.models.convert import correct_gguf_tokenizer
 
         correct_gguf_tokenizer(tokenizer, source.path)
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
 def _read_weights(
@@ -271,11 +272,11 @@ def _read_weights(
     _refuse_missing(report.get("missing_keys") or (), source)
     model.eval()
     model.requires_grad_(False)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _dense_gguf(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Releases that can keep GGUF blocks packed must be told to unpack them: packed ones compute in float32."""
+    """Releases that can keep GGUF blocks packed must be told to unpack: packed ones compute in float32."""
     import transformers
 
     kind = getattr(transformers, "GgufConfig", None)
@@ -287,7 +288,7 @@ def _dense_gguf(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_missing(missing: Any, source: ModelSource) -> None:
-    """transformers fills missing tensors with random numbers and goes on."""
+    """Transformers fills missing tensors with random numbers and goes on."""
     names = sorted(missing)
     if names:
         raise ModelError(
@@ -337,8 +338,8 @@ def _translate(error: Exception, source: ModelSource) -> TideKVError:
         )
     if "trust_remote_code" in text:
         return UnsafeWeightsError(
-            f"{source.name} needs code from its repository, which TideKV does not run; use a model whose family "
-            f"transformers has built in"
+            f"{source.name} needs code from its repository, which TideKV does not run; use a model whose "
+            f"family transformers has built in"
         )
     if source.kind == "hub" and isinstance(error, OSError):
         if "safetensors" in text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,12 +26,14 @@ class ModelSource:
         name: as the user gave it.
         path: the local folder or file; None for a hub id, and for an alias that is not cached yet.
         repo_id: the hub id, None for everything else.
+        local_only: the hub cannot be asked, but its local cache has the model.
     """
 
     kind: Kind
     name: str
     path: Path | None = None
     repo_id: str | None = None
+    local_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,9 @@ def resolve(
 
     Args:
         name_or_path: an alias, a folder, a ``.gguf`` file, or a hub id (``model`` or ``organisation/model``).
-        revision, token, cache_dir: passed to the hub; the hub is asked only if nothing local fits.
+        revision: of the hub repository; the hub is asked only if nothing local fits.
+        token: for the hub; default: the one stored by ``hf auth login``.
+        cache_dir: the local hub cache.
 
     Raises:
         ModelNotFoundError: nothing by that name; the message says what was tried.
@@ -99,11 +104,9 @@ def _local(name: str, path: Path) -> ModelSource:
             return ModelSource(kind="gguf", name=name, path=path)
         if path.suffix in PICKLE_SUFFIXES:
             raise UnsafeWeightsError(
-                f"{name} is a pickle file, which runs code when loaded; {CONVERT_REMEDY}"
+                f"{name} is a pickle file, which runs code as it loads; {CONVERT_REMEDY}"
             )
-        raise ModelNotFoundError(
-            f"{name} is a file but not GGUF; give a .gguf file or the folder of config.json"
-        )
+        raise ModelNotFoundError(f"{name} is not a GGUF file; give one, or the folder of config.json")
     if (path / "config.json").is_file():
         require_safetensors(path)
         return ModelSource(kind="folder", name=name, path=path)
@@ -155,28 +158,44 @@ def require_safetensors(folder: Path, *, may_be_empty: bool = False) -> None:
 def _hub(
     name: str, *, revision: str | None, token: str | bool | None, cache_dir: str | os.PathLike[str] | None
 ) -> ModelSource:
-    """A hub id whose config.json is in the local hub cache or can be fetched."""
-    from huggingface_hub import hf_hub_download
+    """A hub id, confirmed by one request, or by the local hub cache if the hub cannot be asked."""
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
-    for local_only in (True, False):
+    try:
+        # Not hf_hub_download: without a network it retries for 23 seconds before it says so.
+        found = HfApi(token=token).model_info(name, revision=revision, timeout=_HUB_TIMEOUT_SECONDS)
+    except HFValidationError:
+        raise _not_found(name, "not a valid hub id") from None
+    except Exception as error:
         try:
             hf_hub_download(
-                name,
-                "config.json",
-                revision=revision,
-                token=token,
-                cache_dir=cache_dir,
-                local_files_only=local_only,
+                name, "config.json", revision=revision, cache_dir=cache_dir, local_files_only=True
             )
-        except HFValidationError:
-            raise _not_found(name, "not a valid hub id") from None
-        except Exception as error:
-            if not local_only:
-                raise _not_found(name, hub_reason(error)) from error
-        else:
-            break
+        except Exception:
+            raise _not_found(name, hub_reason(error)) from error
+        return ModelSource(kind="hub", name=name, repo_id=name, local_only=True)
+    _check_hub_files(name, {file.rfilename for file in found.siblings or ()})
     return ModelSource(kind="hub", name=name, repo_id=name)
+
+
+def _cached_config(name: str, revision: str | None, cache_dir: str | os.PathLike[str] | None) -> None:
+    """Raise unless the local hub cache has this model's config.json; no network call."""
+    from huggingface_hub import hf_hub_download
+
+    folder = None if cache_dir is None else Path(cache_dir)
+    hf_hub_download(name, "config.json", revision=revision, cache_dir=folder, local_files_only=True)
+
+
+def _check_hub_files(name: str, files: Collection[str]) -> None:
+    """Refuse before the download what :func:`require_safetensors` would refuse after it."""
+    if not files or any(file.endswith(".safetensors") for file in files):
+        return
+    if any(file.endswith(PICKLE_SUFFIXES) for file in files):
+        raise UnsafeWeightsError(f"{name} has only pickle weights on the hub; {CONVERT_REMEDY}")
+    if any(file.endswith(".gguf") for file in files):
+        raise ModelNotFoundError(f"{name} has only GGUF files on the hub; download one and give its path")
+    raise ModelNotFoundError(f"{name} is on the hub but has no *.safetensors weights")
 
 
 def _not_found(name: str, reason: str) -> ModelNotFoundError:
@@ -186,22 +205,26 @@ def _not_found(name: str, reason: str) -> ModelNotFoundError:
     )
 
 
+_HUB_TIMEOUT_SECONDS = 10.0
 _HUB_REASONS = {
     "GatedRepoError": "access is gated; ask for it on the model's page and run 'hf auth login'",
     "RepositoryNotFoundError": "no such repository, or a private one (run 'hf auth login')",
     "RevisionNotFoundError": "no such revision",
-    "EntryNotFoundError": "the repository has no config.json; for a GGUF repository pass the downloaded file",
-    "RemoteEntryNotFoundError": "the repository has no config.json; for a GGUF repository pass the downloaded file",
     "OfflineModeIsEnabled": "offline mode is on (HF_HUB_OFFLINE)",
     "LocalEntryNotFoundError": "cannot be reached, and the model is not in its local cache",
+    "ConnectError": "cannot be reached, and the model is not in its local cache",
+    "ConnectTimeout": "cannot be reached, and the model is not in its local cache",
+    "ConnectionError": "cannot be reached, and the model is not in its local cache",
+    "ReadTimeout": "does not answer, and the model is not in its local cache",
 }
 
 
 def hub_reason(error: BaseException) -> str:
-    """The hub's complaint in a few words."""
-    seen: BaseException | None = error
-    while seen is not None:  # LocalEntryNotFoundError hides the offline switch as its cause
-        if type(seen).__name__ == "OfflineModeIsEnabled":
-            return _HUB_REASONS["OfflineModeIsEnabled"]
-        seen = seen.__cause__
-    return _HUB_REASONS.get(type(error).__name__) or embedded.shorten(f"{type(error).__name__}: {error}", 160)
+    """The hub's complaint in a few words; transformers hides it as the cause of its own error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        known = _HUB_REASONS.get(type(cause).__name__)
+        if known:
+            return known
+        cause = cause.__cause__ or cause.__context__
+    return embedded.shorten(f"{type(error).__name__}: {error}", 160)

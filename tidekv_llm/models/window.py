@@ -1,4 +1,4 @@
-"""The context window: what the model was trained for, less on request, more only where it is known to work."""
+"""The context window: what the model was trained for, less on request, more only where it works."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def apply_window(
     Args:
         config: changed in place, before the model is built from it, and only when positions are stretched.
         wanted: what the user asked for, None for the model's own.
+        source: where the model came from; only an alias can be stretched.
         tokenizer_limit: used if the config names no limit.
 
     Raises:
@@ -39,8 +40,8 @@ def apply_window(
         return wanted or trained, None
     if source.kind != "alias":
         raise ConfigError(
-            f"context_window={wanted} is more than the {trained} tokens of {source.name}; lower it, or write the "
-            f"model's rope scaling and max_position_embeddings into its config.json"
+            f"context_window={wanted} is more than the {trained} tokens of {source.name}; lower it, or write "
+            f"rope scaling and max_position_embeddings into the model's config.json"
         )
     if wanted > embedded.EXTENDED_WINDOW:
         raise ConfigError(
@@ -49,8 +50,8 @@ def apply_window(
         )
     _switch_yarn_on(config)
     return wanted, (
-        f"YaRN is on (factor {YARN_FACTOR:g}): context_window={wanted} is beyond the {trained} tokens the model was "
-        f"trained for, answers are less certain"
+        f"YaRN is on (factor {YARN_FACTOR:g}): context_window={wanted} is beyond the {trained} tokens the "
+        f"model was trained for, answers are less certain"
     )
 
 
