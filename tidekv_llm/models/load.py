@@ -98,7 +98,8 @@ def load(
         folder = embedded.ensure_embedded(progress)
         source = ModelSource(kind="alias", name=source.name, path=folder)
     chosen_device = _device(device, transformers_options)
-    chosen_dtype = _dtype(dtype, chosen_device)
+    legacy_dtype = transformers_options.pop("torch_dtype", None)  # its name before transformers 5
+    chosen_dtype = _dtype(legacy_dtype if dtype is None else dtype, chosen_device)
     with _quiet_bars(), _one_line_errors(source):
         where, file_options = _location(source, hub_options)
         config = _read_config(where, file_options, transformers_options.pop("config", None))

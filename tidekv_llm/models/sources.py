@@ -169,9 +169,7 @@ def _hub(
         raise _not_found(name, "not a valid hub id") from None
     except Exception as error:
         try:
-            hf_hub_download(
-                name, "config.json", revision=revision, cache_dir=cache_dir, local_files_only=True
-            )
+            _cached_config(name, revision, cache_dir)
         except Exception:
             raise _not_found(name, hub_reason(error)) from error
         return ModelSource(kind="hub", name=name, repo_id=name, local_only=True)
