@@ -8,11 +8,10 @@ DOCUMENT   ?= examples/lighthouse.pdf
 QUESTION   ?= Who was the first keeper of the lighthouse?
 TESTS      ?= tests
 
-# The oldest releases that are supported. Old torch builds for CPUs are not to be had everywhere:
-# where pip can reach one, run make test-floor FLOOR_TORCH=2.9.0
-FLOOR_TRANSFORMERS ?= 5.12.0
-FLOOR_TORCH        ?= 2.13.0
-FLOOR_TESTS        ?= tests
+# The oldest supported releases are in .ci/floor.txt, except torch: old builds of it for CPUs are not to be
+# had everywhere. Where pip can reach one, run make test-floor FLOOR_TORCH=2.9.0
+FLOOR_TORCH ?= 2.13.0
+FLOOR_TESTS ?= tests
 
 VENV  := .venv
 FLOOR := .venv-floor
@@ -66,7 +65,7 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(VENV)/bin/python $(PIP) install -e '.[dev]'
 	@touch $(VENV)/.run $@
 
-$(FLOOR)/.dev: $(FLOOR)/.python pyproject.toml .ci/install_torch.py
+$(FLOOR)/.dev: $(FLOOR)/.python pyproject.toml .ci/floor.txt .ci/install_torch.py
 	$(FLOOR)/bin/python .ci/install_torch.py $(FLOOR_TORCH)
-	$(FLOOR)/bin/python $(PIP) install 'transformers==$(FLOOR_TRANSFORMERS)' -e '.[dev]'
+	$(FLOOR)/bin/python $(PIP) install --constraint .ci/floor.txt -e '.[dev]'
 	@touch $@

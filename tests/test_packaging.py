@@ -78,6 +78,13 @@ def test_the_core_needs_no_framework():
     )
 
 
+def test_the_floors_that_are_tested_are_the_floors_that_are_declared():
+    declared = dict(re.match(r"([\w-]+)\S*?>=([\d.]+)", one).groups() for one in PROJECT["dependencies"])
+    declared.pop("torch")  # chosen by make test-floor, from what pip can reach
+    tested = dict(line.split("==") for line in (ROOT / ".ci/floor.txt").read_text().split())
+    assert tested == declared
+
+
 # --- the repository ---
 
 
