@@ -1,0 +1,1 @@
+"""Compressed decode caches: storage layouts, and what ``model.generate()`` sees of them."""

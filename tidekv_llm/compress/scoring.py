@@ -1,0 +1,112 @@
+"""Two-pass blockwise scoring (paper, Algorithm 2 and Eqs. 4-7) and the streaming top-k.
+
+Pass 1 scans the key blocks for the log-sum-exp of every observation query; pass 2 scans them again for
+normalised weights. Neither stores more than one block: temporary memory is O(Hq * (W * block + K)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from tidekv_llm.compress.layer import FullLayer
+
+
+def blocks(length: int, block_size: int) -> Iterator[tuple[int, int]]:
+    """Half-open ranges that cover ``length``: 10 by 4 gives (0, 4), (4, 8), (8, 10)."""
+    for start in range(0, length, block_size):
+        yield start, min(start + block_size, length)
+
+
+def window_logits(layer: FullLayer, start: int, stop: int) -> Tensor:
+    """Eq. 4 for keys [start, stop): float32 [B, Hkv, G * W, stop - start], minus infinity where not causal.
+
+    The G query heads of a KV head are folded into the rows, so keys are not repeated.
+    """
+    batch, _, window, dim = layer.queries.shape
+    folded = layer.queries.reshape(batch, layer.kv_heads, -1, dim)
+    logits = torch.matmul(folded, layer.keys[:, :, start:stop].transpose(-1, -2)).float()
+    logits.mul_(layer.params.scaling)
+    if layer.params.softcap is not None:
+        logits.div_(layer.params.softcap).tanh_().mul_(layer.params.softcap)
+    first_query = layer.prompt_length - window
+    if stop > first_query + 1:
+        # Query row r stands at position first_query + r and must not see later keys.
+        row = torch.arange(window, device=logits.device) + first_query
+        key = torch.arange(start, stop, device=logits.device)
+        shaped = logits.view(batch, layer.kv_heads, -1, window, stop - start)
+        shaped.masked_fill_(key[None, :] > row[:, None], -math.inf)
+    return logits
+
+
+def window_lse(layer: FullLayer, block_size: int) -> Tensor:
+    """Pass 1 (Eqs. 5-6): float32 [B, Hkv, G * W] log-sum-exp over all causal keys, by a running maximum."""
+    if layer.lse is not None:
+        return layer.lse.reshape(layer.lse.shape[0], layer.kv_heads, -1)
+    lse: Tensor | None = None
+    for start, stop in blocks(layer.prompt_length, block_size):
+        part = torch.logsumexp(window_logits(layer, start, stop), dim=-1)
+        lse = part if lse is None else torch.logaddexp(lse, part)
+    assert lse is not None
+    return lse
+
+
+def window_weights(layer: FullLayer, lse: Tensor, start: int, stop: int) -> Tensor:
+    """Eq. 6's normalised weights a_{q,i}: float32 [B, Hkv, G, W, stop - start]."""
+    weights = window_logits(layer, start, stop).sub_(lse.unsqueeze(-1)).exp_()
+    return weights.view(*weights.shape[:2], layer.group_size, -1, stop - start)
+
+
+def pool(scores: Tensor, kernel_size: int, pooling: str) -> Tensor:
+    """Pool neighbouring scores along the last axis, stride 1, the width kept; [B, H, n] to [B, H, n]."""
+    if pooling == "none" or kernel_size == 1:
+        return scores
+    half = kernel_size // 2
+    if pooling == "max":
+        return torch.nn.functional.max_pool1d(scores, kernel_size, stride=1, padding=half)
+    return torch.nn.functional.avg_pool1d(scores, kernel_size, stride=1, padding=half)
+
+
+class StreamingTopK:
+    """Keeps the k best (score, position) pairs of a stream of blocks, per row.
+
+    Scores and positions share one 64-bit key, so ties always break towards the later position and the result
+    does not depend on the block size.
+    """
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        self._best: Tensor | None = None
+
+    def push(self, scores: Tensor, start: int) -> None:
+        """Offer float32 ``scores`` [..., n] of the positions start .. start + n - 1."""
+        if self.k == 0:
+            return
+        keys = pack(scores, start)
+        if self._best is not None:
+            keys = torch.cat((self._best, keys), dim=-1)
+        self._best = keys.topk(min(self.k, keys.shape[-1]), dim=-1, sorted=False).values
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Positions int64 [..., k], ascending, and their scores float32 [..., k]."""
+        assert self._best is not None
+        positions, order = (self._best & 0xFFFFFFFF).sort(dim=-1)
+        return positions, unpack_scores(self._best.gather(-1, order))
+
+
+def pack(scores: Tensor, start: int) -> Tensor:
+    """One int64 per score that sorts by (score, position)."""
+    bits = scores.contiguous().view(torch.int32)
+    # Negative floats sort backwards as integers: flip their magnitude bits.
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    positions = torch.arange(start, start + scores.shape[-1], device=scores.device)
+    return (ordered << 32) | positions
+
+
+def unpack_scores(keys: Tensor) -> Tensor:
+    """The float32 scores inside :func:`pack`'s keys."""
+    ordered = (keys >> 32).to(torch.int32)
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32)

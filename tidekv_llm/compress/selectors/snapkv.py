@@ -1,0 +1,48 @@
+"""SnapKV: what the last prompt tokens look at (paper, Eqs. 4-8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.compress.scoring import pool, window_lse, window_weights
+from tidekv_llm.compress.selectors.base import Scorer, Selector
+
+if TYPE_CHECKING:
+    from tidekv_llm.config import PrefillConfig
+
+
+@dataclass(frozen=True)
+class SnapKV(Selector):
+    """Mean attention of the observation window, averaged over the group's query heads, then pooled.
+
+    Deviations from the original, on purpose: selection is per KV head (the original repeats KV per query head,
+    which inflates the cache), the pooling comes after the mean over the group, and sinks are mandatory. Keys of
+    the window itself are mandatory too and take no part in the pooling.
+    """
+
+    name: ClassVar[str] = "snapkv"
+    query_aware: ClassVar[bool] = True
+
+    kernel_size: int = 21
+    pooling: str = "max"
+
+    @classmethod
+    def from_config(cls, config: PrefillConfig) -> SnapKV:
+        return cls(kernel_size=config.kernel_size, pooling=config.pooling)
+
+    def scorer(self, layer: FullLayer, block_size: int) -> Scorer:
+        lse = window_lse(layer, block_size)
+        prefix_length = layer.prompt_length - layer.queries.shape[2]
+        halo = 0 if self.pooling == "none" else self.kernel_size // 2
+
+        def scores(start: int, stop: int) -> Tensor:
+            # Neighbours on both sides take part in the pooling, as far as the prefix goes.
+            left, right = max(0, start - halo), min(prefix_length, stop + halo)
+            mean = window_weights(layer, lse, left, right).mean(dim=(2, 3))
+            return pool(mean, self.kernel_size, self.pooling)[..., start - left : stop - left]
+
+        return scores

@@ -1,0 +1,1 @@
+"""Decoding on the compressed cache, at true absolute positions."""

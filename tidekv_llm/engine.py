@@ -1,0 +1,604 @@
+"""TideKV: the whole path on one page.
+
+    documents -> prompt -> layer-major prefill -> compressed cache -> decode -> answer with page citations
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tidekv_llm.attention import AttentionDispatch
+from tidekv_llm.compress.compressor import Compressor
+from tidekv_llm.config import PrefillConfig
+from tidekv_llm.decode.loop import DecodeAdapter, decode_tokens
+from tidekv_llm.decode.sampling import Sampler, Sampling
+from tidekv_llm.decode.text import TextStream
+from tidekv_llm.documents import Citation, Document, Prompt, build_prompt, chat_prompt, cite_pages
+from tidekv_llm.errors import ClosedError, ConfigError, ContextOverflowError, MemoryLimitError
+from tidekv_llm.hf import Decoder
+from tidekv_llm.lock import FairLock
+from tidekv_llm.memory import MemoryMeter, MemoryReport, weight_bytes
+from tidekv_llm.metrics import Metrics
+from tidekv_llm.models import LoadedModel, load
+from tidekv_llm.planner import ModelShape, choose_chunk_size
+from tidekv_llm.prefill.result import Prefilled
+from tidekv_llm.request import ProgressCallback, Request
+from tidekv_llm.schedules import Job, make_schedule
+from tidekv_llm.selfcheck import check_decoder
+
+if TYPE_CHECKING:
+    from tidekv_llm.documents.prompt import HistoryTurn
+
+Messages = Sequence[Mapping[str, Any]]
+PromptInput = str | Messages | Sequence[int] | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished generation.
+
+    Attributes:
+        text: the answer, without special tokens, cut before a stop string.
+        token_ids: what was sampled, the end-of-sequence token not included.
+        finish_reason: ``"stop"`` (end of sequence or a stop string) or ``"length"``.
+        metrics: times and bytes.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer about documents.
+
+    Attributes:
+        text: the answer.
+        citations: pages it rests on, each saying how that was found.
+        metrics: times and bytes.
+        prompt_tokens: tokens of the whole prompt; nothing was cut.
+        finish_reason: ``"stop"`` or ``"length"``.
+        warnings: pages that could not be read, and the like.
+        prompt: the prompt, with each page's token range.
+    """
+
+    text: str
+    citations: tuple[Citation, ...]
+    metrics: Metrics
+    prompt_tokens: int
+    finish_reason: str
+    warnings: tuple[str, ...]
+    prompt: Prompt
+
+
+class Stream:
+    """Text deltas of a generation; :attr:`generation` holds the whole once they are through."""
+
+    def __init__(self, deltas: Generator[str, None, Generation]) -> None:
+        self._deltas = deltas
+        self.generation: Generation | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        try:
+            return next(self._deltas)
+        except StopIteration as end:
+            if end.value is not None:
+                self.generation = end.value
+            raise
+
+    def close(self) -> None:
+        """Stop generating and release the cache."""
+        self._deltas.close()
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """Figures of the finished generation, None before."""
+        return self.generation.metrics if self.generation else None
+
+
+class _Weights:
+    """A model in memory, shared by engines with different options; freed when the last one is closed."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+        self.model, self.tokenizer, self.name = model, tokenizer, name
+        self.decoder = Decoder(model)
+        self.nbytes = weight_bytes(model)
+        self.lock = FairLock()
+        self.users = 0
+        self.check_error = check_decoder(self.decoder)
+
+
+class TideKV:
+    """A language model that reads whole documents with layer-major prefill and delayed eviction.
+
+    Args:
+        model: a transformers causal language model that is already loaded; its settings are left as they are.
+        tokenizer: its tokenizer; without one, prompts are token ids and no text comes back.
+        prefill: how the cache is built.
+        context_window: most tokens, prompt and answer together; default: the model's own limit.
+        name: what to call the model in messages.
+
+    Raises:
+        UnsupportedModelError: the self-check failed.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        prefill: PrefillConfig | None = None,
+        context_window: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        weights = _Weights(model, tokenizer, name or type(model).__name__)
+        self._attach(weights, prefill or PrefillConfig(), context_window or _trained_window(weights.decoder), ())
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | os.PathLike[str],
+        *,
+        prefill: PrefillConfig | None = None,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        context_window: int | None = None,
+        load_progress: Any = None,
+        **transformers_options: Any,
+    ) -> TideKV:
+        """Load a model by alias, hub id, folder or GGUF file (see :func:`tidekv_llm.models.load`).
+
+        Raises:
+            ModelError: it cannot be had, is unsafe or unsupported.
+            ConfigError: dtype, device or context window are impossible.
+        """
+        config = prefill or PrefillConfig()
+        loaded: LoadedModel = load(
+            name_or_path,
+            device=device,
+            dtype=dtype,
+            context_window=context_window,
+            progress=load_progress,
+            **transformers_options,
+        )
+        engine = cls(
+            loaded.model,
+            loaded.tokenizer,
+            prefill=config,
+            context_window=loaded.context_window,
+            name=loaded.name,
+        )
+        if loaded.rope_note:
+            engine._notes = (loaded.rope_note,)
+        return engine
+
+    def _attach(
+        self, weights: _Weights, config: PrefillConfig, context_window: int, notes: tuple[str, ...]
+    ) -> None:
+        weights.users += 1
+        self._weights: _Weights | None = weights
+        self.config = config
+        self.context_window = context_window
+        self._notes = notes
+
+    def with_prefill(self, **changes: Any) -> TideKV:
+        """An engine on the same weights with some prefill options changed.
+
+        Raises:
+            ConfigError: an option is unknown or impossible.
+        """
+        config = self.config.replace(**changes)
+        other = TideKV.__new__(type(self))
+        other._attach(self._open(), config, self.context_window, self._notes)
+        return other
+
+    def with_schedule(self, schedule: str) -> TideKV:
+        """An engine on the same weights that builds the cache in another order."""
+        return self.with_prefill(schedule=schedule)
+
+    # --- life cycle -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the model; its memory is freed when the last engine that shares it is closed."""
+        if self._weights is not None:
+            self._weights.users -= 1
+            self._weights = None
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _open(self) -> _Weights:
+        if self._weights is None:
+            raise ClosedError("this engine was closed; make a new one")
+        return self._weights
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model."""
+        return self._open().model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The transformers tokenizer."""
+        return self._open().tokenizer
+
+    @property
+    def name(self) -> str:
+        """What the model is called."""
+        return self._open().name
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's dimensions, as the planner uses them."""
+        return ModelShape.of(self._open().decoder, self._open().nbytes)
+
+    # --- the path ---------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        documents: Document | Sequence[Document],
+        question: str,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        history: Sequence[HistoryTurn] = (),
+        instructions: str | None = None,
+        progress: ProgressCallback | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Answer:
+        """Answer a question from whole documents, with the pages it rests on.
+
+        Raises:
+            ContextOverflowError: the documents do not fit; the message names both sizes, and nothing was run.
+            DocumentError: no page can be read.
+            Cancelled: ``cancel`` was set.
+        """
+        pages = (documents,) if isinstance(documents, Document) else tuple(documents)
+        options = _options(max_new_tokens, temperature, top_p, top_k, stop, seed)
+        prompt = build_prompt(
+            pages,
+            question,
+            self._need_tokenizer(),
+            history=history,
+            limit=self.context_window,
+            answer_reserve=options.max_new_tokens,
+            **({} if instructions is None else {"instructions": instructions}),
+        )
+        evidence: list[Tensor | None] = []
+        deltas = self._generate(prompt.token_ids, options, Request(progress, cancel), prompt.document_end, evidence)
+        generation = _drain(deltas)
+        citations = cite_pages(generation.text, prompt, pages, evidence[0])
+        return Answer(
+            text=generation.text,
+            citations=citations,
+            metrics=generation.metrics,
+            prompt_tokens=len(prompt.token_ids),
+            finish_reason=generation.finish_reason,
+            warnings=prompt.warnings,
+            prompt=prompt,
+        )
+
+    def generate(
+        self,
+        prompt: PromptInput,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        progress: ProgressCallback | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Generation:
+        """Continue a prompt.
+
+        Args:
+            prompt: a raw string, a list of messages (sent through the chat template), or token ids.
+            max_new_tokens: most tokens to generate.
+            temperature: 0 takes the most likely token.
+            top_p: see :class:`Sampling`.
+            top_k: see :class:`Sampling`.
+            stop: strings at whose first occurrence the text is cut.
+            seed: makes sampling repeatable.
+            progress: called after every chunk step of the prefill.
+            cancel: set it to stop within one chunk step or token.
+
+        Raises:
+            ContextOverflowError: prompt and answer do not fit the context window.
+            ConfigError: an option is out of range, or the prompt is empty.
+            Cancelled: ``cancel`` was set.
+        """
+        options = _options(max_new_tokens, temperature, top_p, top_k, stop, seed)
+        token_ids = self.encode(prompt)
+        return _drain(self._generate(token_ids, options, Request(progress, cancel)))
+
+    def stream(
+        self,
+        prompt: PromptInput,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        progress: ProgressCallback | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Stream:
+        """Like :meth:`generate`, as text deltas; bad arguments raise here, not at the first delta."""
+        options = _options(max_new_tokens, temperature, top_p, top_k, stop, seed)
+        token_ids = self.encode(prompt)
+        self._check_length(len(token_ids), options.max_new_tokens)
+        return Stream(self._generate(token_ids, options, Request(progress, cancel)))
+
+    def prefill(
+        self,
+        token_ids: Sequence[int] | Tensor,
+        *,
+        document_end: int = 0,
+        reserve: int = 0,
+        all_outputs: bool = False,
+        progress: ProgressCallback | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Prefilled:
+        """Build the compressed cache of a prompt.
+
+        Args:
+            token_ids: the prompt, S ids.
+            document_end: a position where a chunk must end (the end of the document part), 0 for none.
+            reserve: room for this many decoded tokens.
+            all_outputs: compute the last layer's hidden states of all positions (to measure fidelity).
+            progress: called after every chunk step.
+            cancel: set it to stop within one chunk step.
+
+        Raises:
+            ContextOverflowError: the prompt does not fit.
+            ConfigError: it is empty or has ids outside the vocabulary.
+            Cancelled: ``cancel`` was set.
+        """
+        ids = self._check_ids(token_ids)
+        self._check_length(ids.shape[1], reserve)
+        if not 0 <= document_end <= ids.shape[1]:
+            raise ConfigError(f"document_end={document_end} must lie within the prompt of {ids.shape[1]} tokens")
+        request = Request(progress, cancel)
+        return self._prefill(ids, request, boundary=document_end, reserve=reserve, all_outputs=all_outputs)
+
+    def encode(self, prompt: PromptInput) -> list[int]:
+        """Token ids of a prompt: a raw string, messages through the chat template (one BOS), or ids as they are."""
+        if isinstance(prompt, str):
+            if not prompt:
+                raise ConfigError("the prompt is empty; write at least one character")
+            encoded = self._need_tokenizer()(prompt).input_ids
+            return [int(token) for token in encoded]
+        if isinstance(prompt, Tensor):
+            return [int(token) for token in prompt.flatten()]
+        items = list(prompt)
+        if items and all(isinstance(item, Mapping) for item in items):
+            return chat_prompt(items, self._need_tokenizer())  # type: ignore[arg-type]
+        if items and all(isinstance(item, int) for item in items):
+            return [int(item) for item in items]  # type: ignore[arg-type]
+        raise ConfigError("a prompt is a string, a non-empty list of messages, or a non-empty list of token ids")
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _generate(
+        self,
+        token_ids: Sequence[int],
+        options: _Options,
+        request: Request,
+        boundary: int = 0,
+        evidence: list[Tensor | None] | None = None,
+    ) -> Generator[str, None, Generation]:
+        """Yield text deltas, return the whole. No lock and no grad mode is held across a yield."""
+        self._check_length(len(token_ids), options.max_new_tokens)
+        weights = self._open()
+        ids = self._check_ids(token_ids)
+        prefilled = self._prefill(ids, request, boundary=boundary, reserve=options.max_new_tokens)
+        if evidence is not None:
+            evidence.append(prefilled.evidence)
+        metrics = prefilled.metrics
+        adapter = DecodeAdapter(weights.decoder, prefilled.cache, AttentionDispatch(self.config.attention))
+        text = TextStream(weights.tokenizer, options.stop) if weights.tokenizer is not None else None
+        new_ids: list[int] = []
+        finish_reason, first_at = "length", 0.0
+        for token in decode_tokens(
+            lambda ids: self._step(adapter, ids, request),
+            prefilled.logits,
+            Sampler(options.sampling),
+            max_new_tokens=options.max_new_tokens,
+        ):
+            if not first_at:
+                first_at = time.perf_counter()
+                metrics.ttft_seconds = first_at - request.started
+            if token in self._stop_ids():
+                finish_reason = "stop"
+                break
+            new_ids.append(token)
+            if text is not None:
+                if delta := text.push(token):
+                    yield delta
+                if text.stopped:
+                    finish_reason = "stop"
+                    break
+        elapsed = time.perf_counter() - first_at
+        metrics.new_tokens = len(new_ids)
+        if len(new_ids) > 1 and elapsed > 0:
+            metrics.decode_tokens_per_second = (len(new_ids) - 1) / elapsed
+        if text is not None and (delta := text.finish()):
+            yield delta
+        return Generation(text.text if text is not None else "", new_ids, finish_reason, metrics)
+
+    def _step(self, adapter: DecodeAdapter, token_ids: Tensor, request: Request) -> Tensor:
+        request.check_cancelled()
+        weights = self._open()
+        with weights.lock.hold(request.cancel), _memory_errors("decoding"):
+            return adapter.step(token_ids)
+
+    def _prefill(
+        self, ids: Tensor, request: Request, *, boundary: int, reserve: int, all_outputs: bool = False
+    ) -> Prefilled:
+        weights = self._open()
+        decoder, config = weights.decoder, self.config
+        length = ids.shape[1]
+        exact = decoder.max_exact_length()
+        if exact is not None and length > exact:
+            raise ContextOverflowError(
+                f"{length:,} prompt tokens exceed the {exact:,} of this family's chunked attention; shorten the prompt",
+                prompt_tokens=length,
+                limit=exact,
+            )
+        chunk_size = config.chunk_size
+        if chunk_size == "auto":
+            chunk_size = choose_chunk_size(self.shape, length, config, decoder.device)
+        with (
+            weights.lock.hold(request.cancel),
+            torch.no_grad(),
+            _memory_errors(f"a prompt of {length:,} tokens at chunk_size={chunk_size}"),
+            MemoryMeter(decoder.device, weights=weights.nbytes) as meter,
+        ):
+            request.started = time.perf_counter()
+            compressor = Compressor(config, decoder.num_layers, length, reserve)
+            job = Job(
+                compressor=compressor,
+                attention=AttentionDispatch(config.attention),
+                request=request,
+                meter=meter,
+                chunk_size=int(chunk_size),
+                boundary=boundary,
+                all_outputs=all_outputs,
+            )
+            cache, hidden = make_schedule(config.schedule).prefill(decoder, ids, job)
+            logits = decoder.logits(hidden[:, -1])[0]
+            report = meter.report()
+            seconds = time.perf_counter() - request.started
+        metrics = self._metrics(report, cache.kept_tokens, cache.nbytes, length, int(chunk_size))
+        metrics.prefill_seconds = metrics.ttft_seconds = seconds
+        metrics.compress_seconds = request.seconds.get("compress", 0.0)
+        return Prefilled(cache, logits, length, metrics, compressor.evidence, hidden[0])
+
+    def _metrics(
+        self, report: MemoryReport, kept_tokens: int, cache_bytes: int, prompt_tokens: int, chunk_size: int
+    ) -> Metrics:
+        notes = list(self._notes)
+        if report.process_method == "sampled":
+            notes.append("the process peak was sampled every few milliseconds, so short peaks can be missed")
+        if report.shared:
+            notes.append("another request ran at the same time; the peaks hold its memory too")
+        selector = self.config.selector
+        return Metrics(
+            prompt_tokens=prompt_tokens,
+            chunk_size=chunk_size,
+            kept_tokens=kept_tokens,
+            cache_bytes=cache_bytes,
+            construction_peak_bytes=report.construction_peak_bytes,
+            transient_bytes=report.transient_bytes,
+            peaks=dict(report.peaks),
+            components=dict(report.components),
+            selector=selector if isinstance(selector, str) else selector.name,
+            schedule=self.config.schedule,
+            attention=self.config.attention,
+            notes=notes,
+        )
+
+    def _check_ids(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+        ids = torch.as_tensor(token_ids, dtype=torch.long).flatten()[None]
+        if ids.shape[1] == 0:
+            raise ConfigError("the prompt has no tokens; give at least one")
+        vocabulary = self._open().decoder.vocab_size
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= vocabulary:
+            raise ConfigError(f"token id {low if low < 0 else high} is outside the vocabulary of {vocabulary:,}")
+        return ids
+
+    def _check_length(self, prompt_tokens: int, reserve: int) -> None:
+        needed = prompt_tokens + reserve
+        if needed > self.context_window:
+            raise ContextOverflowError(
+                f"{prompt_tokens:,} prompt tokens + {reserve:,} for the answer exceed the context window of "
+                f"{self.context_window:,}; shorten the prompt, lower max_new_tokens or raise context_window",
+                prompt_tokens=needed,
+                limit=self.context_window,
+            )
+
+    def _need_tokenizer(self) -> PreTrainedTokenizerBase:
+        tokenizer = self._open().tokenizer
+        if tokenizer is None:
+            raise ConfigError("this engine has no tokenizer; pass one to TideKV(...), or token ids as the prompt")
+        return tokenizer
+
+    def _stop_ids(self) -> frozenset[int]:
+        """Every end-of-sequence id that the model or its tokenizer names."""
+        weights = self._open()
+        found = getattr(weights.model.generation_config, "eos_token_id", None)
+        ids = set(found) if isinstance(found, (list, tuple)) else {found}
+        ids.add(getattr(weights.tokenizer, "eos_token_id", None))
+        return frozenset(token for token in ids if token is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    max_new_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...]
+
+
+def _options(
+    max_new_tokens: int, temperature: float, top_p: float, top_k: int, stop: Sequence[str], seed: int | None
+) -> _Options:
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if any(not text for text in stops):
+        raise ConfigError("a stop string is empty; leave it out")
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    return _Options(max_new_tokens, sampling, stops)
+
+
+def _drain(deltas: Generator[str, None, Generation]) -> Generation:
+    stream = Stream(deltas)
+    for _ in stream:
+        pass
+    assert stream.generation is not None
+    return stream.generation
+
+
+def _trained_window(decoder: Decoder) -> int:
+    return int(getattr(decoder.config, "max_position_embeddings", 0) or 2**31 - 1)
+
+
+@contextmanager
+def _memory_errors(what: str) -> Iterator[None]:
+    """Turn an allocator's refusal into our error; the tensors of the request are gone by then."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise MemoryLimitError(f"out of memory in {what}; lower chunk_size or kept_tokens") from error
+    except RuntimeError as error:
+        if "not enough memory" in str(error) or "can't allocate memory" in str(error):
+            raise MemoryLimitError(f"out of memory in {what}; lower chunk_size or kept_tokens") from error
+        raise

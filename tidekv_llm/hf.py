@@ -1,0 +1,256 @@
+"""The only file that touches Hugging Face's layer and cache conventions.
+
+A decoder layer is called as it is, with our attention function in place of its own and a :class:`LayerState`
+as its cache. The model's own setting is changed only while one of its layers runs, so between calls it is the
+user's model as it was.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from tidekv_llm.attention import AttentionParams
+from tidekv_llm.errors import UnsupportedModelError
+
+ATTENTION_NAME = "tidekv"
+BACKBONE_PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
+LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+
+
+class LayerState(Protocol):
+    """What a layer finds as its cache and our attention function calls back."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Store the new keys and values [B, Hkv, C, D]; return all that the queries may see."""
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens seen before this call."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
+        """Attention output [B, C, Hq, D]."""
+
+
+class KeysValuesOnly(Exception):
+    """Raised by a LayerState's ``attend`` once keys and values are stored and nothing else of the layer is needed.
+
+    Algorithm 1 needs no outputs from the last layer but those of the last token: leaving it here skips the
+    attention, the output projection and the MLP for all other tokens, in any model family.
+    """
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    tidekv: LayerState | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function registered with transformers: hand the rotated tensors to the layer state."""
+    if tidekv is None:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} does not pass keyword arguments on to its attention; this family is unsupported"
+        )
+    params = AttentionParams(
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return tidekv.attend(query, key, value, params), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)
+
+
+class Decoder:
+    """A causal language model, taken apart into embedding, layers and head.
+
+    Args:
+        model: a transformers causal language model.
+
+    Raises:
+        UnsupportedModelError: the model lacks a part that the adapter needs, or has one it does not know.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.backbone: Any = _backbone(model)
+        self.config: Any = self.backbone.config
+        self.layers: nn.ModuleList = self.backbone.layers
+        self.head: Any = model.get_output_embeddings()
+        if self.head is None:
+            raise UnsupportedModelError(f"{type(model).__name__} has no output head; load a causal language model")
+        self.layer_types = _layer_types(self.config, len(self.layers))
+        self._cache_argument = _cache_argument(self.layers[0])
+        self._rotary_takes_layer_type = "layer_type" in inspect.signature(self.backbone.rotary_emb.forward).parameters
+
+    @property
+    def num_layers(self) -> int:
+        """N."""
+        return len(self.layers)
+
+    @property
+    def num_heads(self) -> int:
+        """Hq."""
+        return int(self.config.num_attention_heads)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Hkv."""
+        return int(getattr(self.config, "num_key_value_heads", None) or self.num_heads)
+
+    @property
+    def head_dim(self) -> int:
+        """D."""
+        return int(getattr(self.config, "head_dim", None) or self.config.hidden_size // self.num_heads)
+
+    @property
+    def hidden_size(self) -> int:
+        """d_model."""
+        return int(self.config.hidden_size)
+
+    @property
+    def intermediate_size(self) -> int:
+        """d_ff."""
+        return int(getattr(self.config, "intermediate_size", 4 * self.hidden_size))
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the vocabulary."""
+        return int(self.config.vocab_size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of hidden states, keys and values."""
+        return self.model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the embedding, where prompts go in."""
+        device: torch.device = self.backbone.embed_tokens.weight.device
+        return device
+
+    def sliding_window(self, layer: int) -> int | None:
+        """Window of a sliding-window layer in tokens, None for full attention."""
+        if self.layer_types[layer] == "sliding_attention":
+            return int(self.config.sliding_window)
+        return None
+
+    def max_exact_length(self) -> int | None:
+        """Prompt length up to which every layer's attention is computed as the family defines it."""
+        if "chunked_attention" in self.layer_types:
+            return int(self.config.attention_chunk_size)
+        return None
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Hidden states [B, C, d_model] that enter layer 0."""
+        hidden: Tensor = self.backbone.embed_tokens(token_ids.to(self.device))
+        # Granite scales outside the embedding; Gemma's embedding scales by itself.
+        multiplier = getattr(self.backbone, "embedding_multiplier", None)
+        return hidden if multiplier is None else hidden * multiplier
+
+    def position_embeddings(self, hidden: Tensor, positions: Tensor, last_position: int, layer: int) -> Any:
+        """Rotary tables for ``positions`` [C] of one layer.
+
+        The prompt's last position rides along and is cut off again: prompt-dependent RoPE (dynamic, longrope)
+        chooses its factors from the largest position it sees, which must be the whole prompt's in every chunk.
+        """
+        rotary = self.backbone.rotary_emb
+        extended = torch.cat((positions, positions.new_tensor([last_position])))[None]
+        if self._rotary_takes_layer_type:
+            tables = rotary(hidden, extended, self.layer_types[layer])
+        else:
+            tables = rotary(hidden, extended)
+        if isinstance(tables, tuple):
+            return tuple(table[:, :-1] for table in tables)
+        return tables[:, :-1]
+
+    def run_layer(
+        self, layer: int, hidden: Tensor, positions: Tensor, position_embeddings: Any, state: LayerState
+    ) -> Tensor:
+        """One layer over one chunk: hidden [B, C, d_model] at ``positions`` [C] to hidden of the same shape."""
+        with self._own_attention():
+            output = self.layers[layer](
+                hidden,
+                attention_mask=None,
+                position_embeddings=position_embeddings,
+                position_ids=positions[None],
+                use_cache=True,
+                tidekv=state,
+                **{self._cache_argument: state},
+            )
+        result: Tensor = output[0] if isinstance(output, tuple) else output
+        return result
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits float32 [B, vocab] from the last layer's output [B, d_model]."""
+        logits: Tensor = self.head(self.backbone.norm(hidden)).float()
+        if (divisor := getattr(self.config, "logits_scaling", None)) is not None:  # Granite
+            logits = logits / divisor
+        if (factor := getattr(self.config, "logit_scale", None)) is not None:  # Cohere
+            logits = logits * factor
+        if (cap := getattr(self.config, "final_logit_softcapping", None)) is not None:  # Gemma 2
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    @contextmanager
+    def _own_attention(self) -> Iterator[None]:
+        before = self.config._attn_implementation
+        self.config._attn_implementation = ATTENTION_NAME
+        try:
+            yield
+        finally:
+            self.config._attn_implementation = before
+
+
+def _backbone(model: PreTrainedModel) -> Any:
+    """The stack of decoder layers inside a causal language model."""
+    candidates = [getattr(model, "get_decoder", lambda: None)(), getattr(model, "model", None)]
+    candidates += [getattr(candidate, "language_model", None) for candidate in candidates]
+    missing = "decoder layers"
+    for candidate in candidates:
+        if candidate is not None:
+            absent = [part for part in BACKBONE_PARTS if getattr(candidate, part, None) is None]
+            if not absent:
+                return candidate
+            missing = ", ".join(absent)
+    raise UnsupportedModelError(
+        f"{type(model).__name__} lacks {missing}; families with learned positions, recurrent or encoder layers "
+        "are unsupported"
+    )
+
+
+def _layer_types(config: Any, num_layers: int) -> tuple[str, ...]:
+    """One attention kind per layer; families without the list have a window in all layers or in none."""
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise UnsupportedModelError(f"{config.model_type}: layers that share another layer's KV are unsupported")
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        window = getattr(config, "sliding_window", None)
+        types = ["full_attention" if window is None else "sliding_attention"] * num_layers
+    for kind in types:
+        if kind not in LAYER_TYPES:
+            raise UnsupportedModelError(f"{config.model_type}: layer type {kind!r} is unsupported")
+    return tuple(types)
+
+
+def _cache_argument(layer: nn.Module) -> str:
+    """transformers 5.12 calls it ``past_key_values``, 5.24 ``cache``."""
+    parameters = inspect.signature(layer.forward).parameters
+    for name in ("cache", "past_key_values"):
+        if name in parameters:
+            return name
+    raise UnsupportedModelError(f"{type(layer).__name__} takes no KV cache")

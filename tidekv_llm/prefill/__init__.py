@@ -1,0 +1,1 @@
+"""Layer-major prefill with delayed eviction (paper, section 4.1)."""

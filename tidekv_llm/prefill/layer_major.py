@@ -1,0 +1,77 @@
+"""Algorithm 1: layer-major chunked prefill with delayed eviction.
+
+Every chunk of the prompt goes through one layer before the next layer begins. The active layer alone holds full
+keys and values; when its last chunk is through, the compressor has seen the whole prompt, keeps K_l positions per
+head, and the buffers serve the next layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tidekv_llm.attention import Scratch
+from tidekv_llm.cache.compressed import CompressedCache
+from tidekv_llm.hf import Decoder, KeysValuesOnly
+from tidekv_llm.prefill.active_layer import ActiveLayer
+from tidekv_llm.prefill.chunks import Chunk, last_layer_chunks, plan_chunks
+from tidekv_llm.prefill.hidden_bridge import HiddenBridge
+from tidekv_llm.prefill.work import WorkMeter
+from tidekv_llm.schedules.base import Job
+
+
+def prefill_layers(
+    decoder: Decoder, token_ids: Tensor, job: Job, *, chunk_size: int
+) -> tuple[CompressedCache, Tensor]:
+    """Build the compressed cache of a prompt.
+
+    Args:
+        decoder: the model.
+        token_ids: int64 [B, S].
+        job: compressor, attention, request and meter.
+        chunk_size: C, tokens per step.
+
+    Returns:
+        The cache, and the last layer's hidden states: of the last token [B, 1, d_model], or with
+        ``job.all_outputs`` of all [B, S, d_model].
+
+    Raises:
+        Cancelled: within one chunk step of the caller's wish.
+    """
+    prompt_length = token_ids.shape[1]
+    chunks = plan_chunks(prompt_length, chunk_size, job.boundary)
+    bridge = HiddenBridge(token_ids.shape[0], prompt_length, decoder.hidden_size, decoder.dtype, decoder.device)
+    for chunk in chunks:
+        bridge.write(chunk, decoder.embed(token_ids[:, chunk.start : chunk.stop]))
+    scratch = Scratch()
+    active = ActiveLayer(prompt_length, job.compressor.window_size, job.attention, scratch)
+    cache, work = CompressedCache(), WorkMeter(decoder, chunks)
+    for index in range(decoder.num_layers):
+        active.begin(index)
+        skip = index == decoder.num_layers - 1 and not job.all_outputs
+        steps = last_layer_chunks(chunks, active.window_size if skip else prompt_length)
+        for number, (chunk, outputs_needed) in enumerate(steps, start=1):
+            job.request.check_cancelled()
+            active.outputs_needed = outputs_needed
+            _run_chunk(decoder, index, chunk, prompt_length, bridge, active)
+            job.request.report(index + 1, decoder.num_layers, number, len(steps), work.finish(chunk))
+        with job.request.timed("compress"):
+            full = active.full_layer(decoder.num_layers)
+            cache.commit(job.compressor.compress(full, decoder.sliding_window(index)))
+        job.meter.set_component("active_kv", active.nbytes)
+        job.meter.set_component("temporary", scratch.nbytes)
+        job.meter.set_component("compressed_cache", cache.nbytes)
+    job.meter.set_component("bridge", bridge.nbytes)
+    return cache, bridge.all() if job.all_outputs else bridge.last()
+
+
+def _run_chunk(
+    decoder: Decoder, index: int, chunk: Chunk, prompt_length: int, bridge: HiddenBridge, active: ActiveLayer
+) -> None:
+    hidden = bridge.read(chunk)
+    positions = torch.arange(chunk.start, chunk.stop, device=hidden.device)
+    tables = decoder.position_embeddings(hidden, positions, prompt_length - 1, index)
+    try:
+        bridge.write(chunk, decoder.run_layer(index, hidden, positions, tables, active))
+    except KeysValuesOnly:  # the last layer, before the observation window
+        pass

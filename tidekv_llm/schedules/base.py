@@ -1,0 +1,52 @@
+"""The interface of a schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tidekv_llm.attention import AttentionDispatch
+    from tidekv_llm.cache.compressed import CompressedCache
+    from tidekv_llm.compress.compressor import Compressor
+    from tidekv_llm.hf import Decoder
+    from tidekv_llm.memory import MemoryMeter
+    from tidekv_llm.request import Request
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a schedule needs besides the model and the prompt.
+
+    Attributes:
+        compressor: chooses and stores what stays of a layer.
+        attention: backend choice.
+        request: progress, cancellation and timings.
+        meter: told the bytes of each component.
+        chunk_size: C, tokens per step.
+        boundary: a position where a chunk must end, 0 for none.
+        all_outputs: also compute the last layer's hidden states that the next token does not need (to measure
+            fidelity).
+    """
+
+    compressor: Compressor
+    attention: AttentionDispatch
+    request: Request
+    meter: MemoryMeter
+    chunk_size: int
+    boundary: int = 0
+    all_outputs: bool = False
+
+
+class Schedule(Protocol):
+    """An order in which the compressed cache is built."""
+
+    name: str
+
+    def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
+        """Cache and last layer's hidden states from ids [B, S].
+
+        The hidden states are [B, 1, d_model], of the last token, or [B, S, d_model] with ``job.all_outputs``.
+        """
