@@ -14,6 +14,7 @@ One meter serves one request. Every number is in bytes, and torch is imported on
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import threading
@@ -172,36 +173,40 @@ def _read_cuda(device: str) -> CudaPeaks:
     )
 
 
+@functools.cache
+def _nvml() -> Any:
+    """The NVML module, started once for the life of the process; None where there is none."""
+    try:
+        module = importlib.import_module("pynvml")
+        module.nvmlInit()
+    except Exception:  # no module, no driver, no library: NVML has an error class of its own for each
+        return None
+    return module
+
+
 def _nvml_process_bytes(devices: Sequence[str]) -> int | None:
-    """GPU memory the driver charges to this process, or None if NVML cannot say.
+    """GPU memory the driver charges to this process now, or None if NVML cannot say.
 
-    It includes the CUDA context and kernels, which torch's own counters do not. Inside a container with
-    its own process ids the driver lists ids from outside, so ours may not be found.
+    It includes the CUDA context and kernels, which torch's own counters do not. It is a reading, not a
+    peak, but torch keeps what it reserved, so after the work it is as high as it was. Inside a container
+    with its own process ids the driver lists ids from outside, so ours may not be found.
     """
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:  # no module, no driver, no library: all mean "cannot say"
+    nvml = _nvml()
+    if nvml is None:
         return None
-    try:
-        return _sum_own_processes(nvml, devices)
-    except Exception:
-        return None
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _sum_own_processes(nvml: Any, devices: Sequence[str]) -> int | None:
     import torch
 
     used: list[int] = []
-    for device in devices:
-        # The UUID survives CUDA_VISIBLE_DEVICES, which renumbers torch's devices but not NVML's.
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            if process.pid == os.getpid() and process.usedGpuMemory is not None:
-                used.append(int(process.usedGpuMemory))
+    try:
+        for device in devices:
+            # The UUID survives CUDA_VISIBLE_DEVICES, which renumbers torch's devices but not NVML's.
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                    used.append(int(process.usedGpuMemory))
+    except Exception:
+        return None
     return sum(used) if used else None
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -408,7 +410,57 @@ def test_available_cuda_memory(cuda):
     assert available_bytes(["cuda:0", "cuda:1"]) == 1050
 
 
-def test_nvml_that_is_missing_says_nothing(monkeypatch):
+# --- NVML, through a stand-in ---
+
+
+class FakeNvml:
+    """One device, known by its UUID, with our process on it and another one."""
+
+    def __init__(self, pid: int) -> None:
+        self.processes = [
+            SimpleNamespace(pid=pid, usedGpuMemory=700),
+            SimpleNamespace(pid=1, usedGpuMemory=5),
+        ]
+        self.starts = 0
+
+    def nvmlInit(self):
+        self.starts += 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid != "GPU-1234":
+            raise LookupError(uuid)
+        return uuid
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return self.processes
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    memory._nvml.cache_clear()
+    fake = FakeNvml(os.getpid())
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    uuids = {"cuda:0": "1234", "cuda:1": "unknown"}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuids[device])
+    )
+    yield fake
+    memory._nvml.cache_clear()
+
+
+def test_nvml_counts_this_process_and_starts_once(nvml):
+    assert memory._nvml_process_bytes(["cuda:0"]) == 700
+    assert memory._nvml_process_bytes(["cuda:0"]) == 700
+    assert nvml.starts == 1
+
+
+def test_nvml_that_does_not_know_says_nothing(nvml):
+    assert memory._nvml_process_bytes(["cuda:1"]) is None
+    nvml.processes.pop(0)
+    assert memory._nvml_process_bytes(["cuda:0"]) is None
+
+
+def test_nvml_that_is_missing_says_nothing(nvml, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert memory._nvml_process_bytes(["cuda:0"]) is None
 
