@@ -99,7 +99,7 @@ class StreamingTopK:
 
 def pack(scores: Tensor, start: int) -> Tensor:
     """One int64 per score that sorts by (score, position)."""
-    bits = scores.contiguous().view(torch.int32)
+    bits = (scores + 0.0).view(torch.int32)  # -0.0 becomes 0.0: the two are a tie
     # Negative floats sort backwards as integers: flip their magnitude bits.
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     positions = torch.arange(start, start + scores.shape[-1], device=scores.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor
 
 from tidekv_llm.compress.layer import FullLayer
@@ -39,10 +40,23 @@ class SnapKV(Selector):
         prefix_length = layer.prompt_length - layer.queries.shape[2]
         halo = 0 if self.pooling == "none" else self.kernel_size // 2
 
+        # Max pooling gives a whole neighbourhood one score. Each key's weight is therefore computed once and
+        # handed on to the next block: computed twice it could differ in the last bit, and a cut through such a
+        # neighbourhood would depend on the block size.
+        known_start, known = 0, layer.keys.new_empty((*layer.keys.shape[:2], 0), dtype=torch.float32)
+
         def scores(start: int, stop: int) -> Tensor:
+            nonlocal known_start, known
             # Neighbours on both sides take part in the pooling, as far as the prefix goes.
             left, right = max(0, start - halo), min(prefix_length, stop + halo)
-            mean = window_weights(layer, lse, left, right).mean(dim=(2, 3))
-            return pool(mean, self.kernel_size, self.pooling)[..., start - left : stop - left]
+            known_stop = known_start + known.shape[-1]
+            if not known_start <= left <= known_stop <= right:
+                known_start, known_stop, known = left, left, known[..., :0]
+            known = known[..., left - known_start :]
+            if known_stop < right:
+                new = window_weights(layer, lse, known_stop, right).mean(dim=(2, 3))
+                known = torch.cat((known, new), dim=-1)
+            known_start = left
+            return pool(known, self.kernel_size, self.pooling)[..., start - left : stop - left]
 
         return scores
