@@ -31,6 +31,9 @@ Origin = Literal["model", "text", "attention"]
 TEXT_THRESHOLD = 0.5
 """Share of an answer sentence's word weight that must stand on a page."""
 
+VERIFIED_THRESHOLD = 0.65
+"""Share of the weight from which a sentence is borne out, its numbers and quotations being there too."""
+
 ATTENTION_RATIO = 1.5
 """A page's mean score must be this many times the median page's."""
 
@@ -320,6 +323,10 @@ def _labels(written: str, index: _PageIndex) -> Iterator[str]:
             yield part
 
 
+def _quotes_hold(claim: str, page: _PageText) -> bool:
+    return all(_fold(quote) in page.folded for quote in _QUOTED.findall(claim))
+
+
 def _model_citation(claim: str, page: _PageText, index: _PageIndex) -> Citation:
     quotes = _QUOTED.findall(claim)
     weights = index.weights(claim)
@@ -330,7 +337,7 @@ def _model_citation(claim: str, page: _PageText, index: _PageIndex) -> Citation:
         verified = len(held) == len(quotes)
         return page.cite("model", verified, held[0] if held else None, 1.0 if verified else coverage)
     score = (coverage + _coverage(weights, page.terms)) / 2
-    verified = score >= TEXT_THRESHOLD and _numbers_hold(weights, page)
+    verified = score >= VERIFIED_THRESHOLD and _numbers_hold(weights, page)
     return page.cite("model", verified, sentence if verified else None, score)
 
 
@@ -352,7 +359,7 @@ def _text_citations(answer: str, question: str, index: _PageIndex) -> Iterator[C
         if not weights or not _telling(weights, index):
             continue
         scored = [(_match(weights, asked, page), page) for page in index.pages if weights.keys() & page.terms]
-        yield from _top_pages(scored, weights, asked)
+        yield from _top_pages(sentence, scored, weights, asked)
 
 
 def _telling(weights: dict[str, float], index: _PageIndex) -> bool:
@@ -378,6 +385,7 @@ def _match(weights: dict[str, float], asked: dict[str, float], page: _PageText) 
 
 
 def _top_pages(
+    sentence: str,
     scored: Sequence[tuple[tuple[float, float], _PageText]],
     weights: dict[str, float],
     asked: dict[str, float],
@@ -387,7 +395,11 @@ def _top_pages(
     both = {**{term: _QUESTION_WEIGHT * weight for term, weight in asked.items()}, **weights}
     for support, rank, page in supported[:MAX_PAGES_PER_SENTENCE]:
         if rank >= _NEARLY * supported[0][1]:
-            verified = _numbers_hold(weights, page)
+            verified = (
+                support >= VERIFIED_THRESHOLD
+                and _numbers_hold(weights, page)
+                and _quotes_hold(sentence, page)
+            )
             yield page.cite("text", verified, _best_sentence(both, page)[0], support)
 
 

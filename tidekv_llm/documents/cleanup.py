@@ -32,6 +32,7 @@ _HYPHENS = "-\u00ad\u2010"
 _BROKEN_WORD = re.compile(
     rf"(?<![^\W\d_])([^\W\d_]{{1,40}})[{_HYPHENS}](?: ?\n ?| )([^\W\d_]{{1,40}})(?![^\W\d_])"
 )
+_COMPOUND = re.compile(r"(?<![^\W\d_])[^\W\d_]{1,40}-[^\W\d_]{1,40}(?![^\W\d_])")
 _SUSPENDED = frozenset(
     ("and", "or", "to", "nor", "und", "oder", "bis", "et", "ou", "y", "o", "e", "og", "en", "of", "sowie")
 )
@@ -63,14 +64,14 @@ def join_hyphens(text: str) -> str:
 
     A hard hyphen stays when the text spells the same compound with a hyphen elsewhere.
     """
-    lowered = text.lower()
+    compounds = {compound.lower() for compound in _COMPOUND.findall(text)}
 
     def mend(match: re.Match[str]) -> str:
         first, second = match.group(1), match.group(2)
         if not second[0].islower() or second.lower() in _SUSPENDED:
             return match.group()
         compound = f"{first}-{second}"
-        return compound if compound.lower() in lowered else first + second
+        return compound if compound.lower() in compounds else first + second
 
     # Soft hyphens that mark a mere possibility (inside a line) are invisible: drop them last.
     return _BROKEN_WORD.sub(mend, text).replace("\u00ad", "")
