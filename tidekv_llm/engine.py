@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -243,6 +243,11 @@ class TideKV:
         return self._open().tokenizer
 
     @property
+    def device(self) -> torch.device:
+        """Where prompts go in."""
+        return self._open().decoder.device
+
+    @property
     def name(self) -> str:
         """What the model is called."""
         return self._open().name
@@ -267,10 +272,26 @@ class TideKV:
         seed: int | None = None,
         history: Sequence[HistoryTurn] = (),
         instructions: str | None = None,
+        on_text: Callable[[str], None] | None = None,
         progress: ProgressCallback | None = None,
         cancel: threading.Event | None = None,
     ) -> Answer:
         """Answer a question from whole documents, with the pages it rests on.
+
+        Args:
+            documents: one or several; their whole text goes into the prompt, before the question.
+            question: what the user wants to know.
+            max_new_tokens: longest answer; counted against the context window.
+            temperature: 0 takes the most likely token; see :class:`Sampling` for the next two and ``seed``.
+            top_p: see :class:`Sampling`.
+            top_k: see :class:`Sampling`.
+            stop: strings at whose first occurrence the answer is cut.
+            seed: makes sampling repeatable.
+            history: earlier (question, answer) pairs of the conversation.
+            instructions: what the model is told to do with the documents, instead of the default.
+            on_text: called with each piece of the answer as it comes.
+            progress: called after every chunk step of the prefill.
+            cancel: set it to stop within one chunk step or token.
 
         Raises:
             ContextOverflowError: the documents do not fit; the message names both sizes, and nothing was run.
@@ -290,7 +311,7 @@ class TideKV:
         )
         evidence: list[Tensor | None] = []
         deltas = self._generate(prompt.token_ids, options, Request(progress, cancel), prompt.document_end, evidence)
-        generation = _drain(deltas)
+        generation = _drain(deltas, on_text)
         citations = cite_pages(generation.text, prompt, pages, evidence[0])
         return Answer(
             text=generation.text,
@@ -312,6 +333,7 @@ class TideKV:
         top_k: int = 0,
         stop: Sequence[str] = (),
         seed: int | None = None,
+        ignore_eos: bool = False,
         progress: ProgressCallback | None = None,
         cancel: threading.Event | None = None,
     ) -> Generation:
@@ -325,6 +347,7 @@ class TideKV:
             top_k: see :class:`Sampling`.
             stop: strings at whose first occurrence the text is cut.
             seed: makes sampling repeatable.
+            ignore_eos: go on past the end of sequence, to exactly ``max_new_tokens`` (for measuring).
             progress: called after every chunk step of the prefill.
             cancel: set it to stop within one chunk step or token.
 
@@ -333,7 +356,7 @@ class TideKV:
             ConfigError: an option is out of range, or the prompt is empty.
             Cancelled: ``cancel`` was set.
         """
-        options = _options(max_new_tokens, temperature, top_p, top_k, stop, seed)
+        options = _options(max_new_tokens, temperature, top_p, top_k, stop, seed, ignore_eos)
         token_ids = self.encode(prompt)
         return _drain(self._generate(token_ids, options, Request(progress, cancel)))
 
@@ -424,6 +447,7 @@ class TideKV:
         metrics = prefilled.metrics
         adapter = DecodeAdapter(weights.decoder, prefilled.cache, AttentionDispatch(self.config.attention))
         text = TextStream(weights.tokenizer, options.stop) if weights.tokenizer is not None else None
+        stop_ids = frozenset[int]() if options.ignore_eos else self._stop_ids()
         new_ids: list[int] = []
         finish_reason, first_at = "length", 0.0
         for token in decode_tokens(
@@ -435,7 +459,7 @@ class TideKV:
             if not first_at:
                 first_at = time.perf_counter()
                 metrics.ttft_seconds = first_at - request.started
-            if token in self._stop_ids():
+            if token in stop_ids:
                 finish_reason = "stop"
                 break
             new_ids.append(token)
@@ -565,10 +589,17 @@ class _Options:
     max_new_tokens: int
     sampling: Sampling
     stop: tuple[str, ...]
+    ignore_eos: bool
 
 
 def _options(
-    max_new_tokens: int, temperature: float, top_p: float, top_k: int, stop: Sequence[str], seed: int | None
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    stop: Sequence[str],
+    seed: int | None,
+    ignore_eos: bool = False,
 ) -> _Options:
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1")
@@ -576,13 +607,16 @@ def _options(
     if any(not text for text in stops):
         raise ConfigError("a stop string is empty; leave it out")
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-    return _Options(max_new_tokens, sampling, stops)
+    return _Options(max_new_tokens, sampling, stops, ignore_eos)
 
 
-def _drain(deltas: Generator[str, None, Generation]) -> Generation:
+def _drain(
+    deltas: Generator[str, None, Generation], on_text: Callable[[str], None] | None = None
+) -> Generation:
     stream = Stream(deltas)
-    for _ in stream:
-        pass
+    for delta in stream:
+        if on_text is not None:
+            on_text(delta)
     assert stream.generation is not None
     return stream.generation
 

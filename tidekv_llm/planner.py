@@ -64,12 +64,12 @@ def choose_chunk_size(
 ) -> int:
     """The largest chunk whose activations stay below the terms that no chunk size can change.
 
-    Larger chunks are faster, and beyond active KV plus bridge they would decide the peak. If memory is short,
-    the chunk also has to fit what is left.
+    Larger chunks are faster, but beyond active KV, bridge and retained caches they would decide the peak. If
+    memory is short, the chunk also has to fit what is left.
     """
     fixed = shape.kv_bytes(prompt_length) + prompt_length * shape.hidden_size * shape.element_bytes
     kept = shape.num_layers * shape.kv_bytes(min(config.kept_tokens, prompt_length))
-    room = min(fixed, max(0, available_bytes(device) - fixed - kept))
+    room = min(fixed + kept, max(0, available_bytes(device) - fixed - kept))
     for chunk_size in CHUNK_SIZES:
         if shape.activation_bytes(chunk_size) <= room:
             return chunk_size

@@ -1,0 +1,159 @@
+"""The command line: thin, and no traceback for bad input.
+
+Exit codes: 0 done, 1 run-time error, 2 usage error, 130 interrupted. With ``--json`` errors are JSON too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tidekv_llm import __version__
+from tidekv_llm.config import PrefillConfig
+from tidekv_llm.errors import ConfigError, TideKVError
+
+DEFAULT_MODEL = "smollm2-135m"
+EXIT_RUNTIME, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing usage and leaving, so that ``--json`` holds for usage errors too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see '{self.prog} --help'")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in arguments
+    try:
+        options = _parser().parse_args(arguments)
+        code: int = options.run(options)
+        return code
+    except KeyboardInterrupt:
+        return _fail("interrupted", "Interrupted", EXIT_INTERRUPTED, as_json)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_RUNTIME
+    except TideKVError as error:
+        code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_RUNTIME
+        return _fail(str(error), type(error).__name__, code, as_json)
+
+
+def _fail(message: str, kind: str, code: int, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"error": {"type": kind, "message": message, "exit_code": code}}))
+    else:
+        print(f"tidekv: {message}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="tidekv", description="Ask whole documents on the hardware you own.")
+    parser.add_argument("--version", action="version", version=f"tidekv-llm {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
+    _add_ask(commands)
+    for name, summary, run in (
+        ("models", "list model aliases and where they are cached", _models),
+        ("doctor", "say what this machine can use", _doctor),
+    ):
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.set_defaults(run=run)
+    return parser
+
+
+def _add_ask(commands: Any) -> None:
+    defaults = PrefillConfig.__dataclass_fields__
+    ask = commands.add_parser(
+        "ask",
+        help="answer a question from whole documents",
+        description="Answer a question from whole PDF, text or Markdown files, with page citations.",
+    )
+    ask.add_argument("files", nargs="+", metavar="FILE", help="documents, read whole")
+    ask.add_argument("question", metavar="QUESTION", help="what you want to know")
+    ask.add_argument("--model", default=DEFAULT_MODEL, help="alias, hub id, folder or GGUF file (default: %(default)s)")
+    ask.add_argument("--kept-tokens", type=int, default=1024, help="KV positions kept per layer (default: %(default)s)")
+    ask.add_argument(
+        "--chunk-size", type=_chunk_size, default="auto", help="prompt tokens per step, or auto (default: %(default)s)"
+    )
+    ask.add_argument("--selector", default=defaults["selector"].default, help="who stays (default: %(default)s)")
+    ask.add_argument(
+        "--schedule", default=defaults["schedule"].default, help="how the cache is built (default: %(default)s)"
+    )
+    ask.add_argument("--max-new-tokens", type=int, default=128, help="longest answer (default: %(default)s)")
+    ask.add_argument("--context-window", type=int, help="most tokens, prompt and answer (default: the model's own)")
+    ask.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: the GPU if there is one)")
+    ask.add_argument("--dtype", help="bfloat16, float16 or float32 (default: what the device is good at)")
+    ask.add_argument("--pages", help="only these pages of every file, such as 1-3,7")
+    ask.add_argument("--password", help="for encrypted PDFs")
+    ask.add_argument("--json", action="store_true", help="print JSON")
+    ask.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    ask.set_defaults(run=_ask)
+
+
+def _chunk_size(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
+def _ask(options: argparse.Namespace) -> int:
+    from tidekv_llm.console import AskConsole
+    from tidekv_llm.documents import Document
+
+    if not options.question.strip():
+        raise ConfigError("the question is empty; write what you want to know")
+    config = PrefillConfig(
+        kept_tokens=options.kept_tokens,
+        chunk_size=options.chunk_size,
+        selector=options.selector,
+        schedule=options.schedule,
+    )
+    with AskConsole(as_json=options.json, quiet=options.quiet) as console:
+        documents = [
+            Document.from_file(path, password=options.password, pages=options.pages, progress=console.reading(path))
+            for path in options.files
+        ]
+        from tidekv_llm.engine import TideKV  # torch: only once the files are known to be readable
+
+        with TideKV.from_pretrained(
+            options.model,
+            prefill=config,
+            device=options.device,
+            dtype=options.dtype,
+            context_window=options.context_window,
+            load_progress=console.loading,
+        ) as llm:
+            answer = llm.ask(
+                documents,
+                options.question,
+                max_new_tokens=options.max_new_tokens,
+                on_text=console.text,
+                progress=console.prefilling,
+            )
+            console.show(answer, documents, llm.name)
+    return 0
+
+
+def _models(options: argparse.Namespace) -> int:
+    from tidekv_llm.console import show_models
+    from tidekv_llm.models import list_models
+
+    show_models(list_models(), as_json=options.json)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from tidekv_llm.console import show_checks
+    from tidekv_llm.doctor import doctor
+
+    checks = doctor()
+    show_checks(checks, as_json=options.json)
+    return 0 if all(check.ok for check in checks) else EXIT_RUNTIME
+
+
+if __name__ == "__main__":
+    sys.exit(main())
