@@ -16,6 +16,7 @@ returns it for nothing makes pass 1 free.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 from dataclasses import dataclass
@@ -282,7 +283,7 @@ class FlashAttention:
 
     def supports(self, query: Tensor, params: AttentionParams) -> bool:
         half = query.dtype in (torch.float16, torch.bfloat16)
-        return flash_attn_available() and query.device.type == "cuda" and half and query.shape[-1] <= 256
+        return query.device.type == "cuda" and half and query.shape[-1] <= 256 and flash_attn_available()
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
@@ -315,8 +316,9 @@ def _apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     out.mul_(share.transpose(1, 2).unsqueeze(-1).to(out.dtype))
 
 
+@functools.cache
 def flash_attn_available() -> bool:
-    """Whether the ``flash-attn`` package can be imported."""
+    """Whether the ``flash-attn`` package can be imported; looked up once, it is asked in every layer's step."""
     return importlib.util.find_spec("flash_attn") is not None
 
 
