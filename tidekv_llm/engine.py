@@ -376,6 +376,7 @@ class TideKV:
         """Like :meth:`generate`, as text deltas; bad arguments raise here, not at the first delta."""
         options = _options(max_new_tokens, temperature, top_p, top_k, stop, seed)
         token_ids = self.encode(prompt)
+        self._check_ids(token_ids)
         self._check_length(len(token_ids), options.max_new_tokens)
         return Stream(self._generate(token_ids, options, Request(progress, cancel)))
 
@@ -419,12 +420,12 @@ class TideKV:
             encoded = self._need_tokenizer()(prompt).input_ids
             return [int(token) for token in encoded]
         if isinstance(prompt, Tensor):
-            return [int(token) for token in prompt.flatten()]
+            return [int(token) for token in _one_prompt(prompt)]
         items = list(prompt)
         if items and all(isinstance(item, Mapping) for item in items):
             return chat_prompt(items, self._need_tokenizer())  # type: ignore[arg-type]
         if items and all(isinstance(item, int) for item in items):
-            return [int(item) for item in items]  # type: ignore[arg-type]
+            return [item for item in items if isinstance(item, int)]
         raise ConfigError("a prompt is a string, a non-empty list of messages, or a non-empty list of token ids")
 
     # --- inside -----------------------------------------------------------------------------------------
@@ -550,7 +551,7 @@ class TideKV:
         )
 
     def _check_ids(self, token_ids: Sequence[int] | Tensor) -> Tensor:
-        ids = torch.as_tensor(token_ids, dtype=torch.long).flatten()[None]
+        ids = _one_prompt(token_ids)[None]
         if ids.shape[1] == 0:
             raise ConfigError("the prompt has no tokens; give at least one")
         vocabulary = self._open().decoder.vocab_size
@@ -608,6 +609,16 @@ def _options(
         raise ConfigError("a stop string is empty; leave it out")
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     return _Options(max_new_tokens, sampling, stops, ignore_eos)
+
+
+def _one_prompt(token_ids: Sequence[int] | Tensor) -> Tensor:
+    """Ids [S] from ids [S] or [1, S]; a batch would otherwise be read as one long prompt."""
+    ids = torch.as_tensor(token_ids)
+    if ids.dim() != 1 and (ids.dim() != 2 or ids.shape[0] != 1):
+        raise ConfigError(f"token ids must be one prompt [S] or [1, S], not of shape {tuple(ids.shape)}")
+    if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
+        raise ConfigError(f"token ids must be whole numbers, not {ids.dtype}")
+    return ids.flatten().long()
 
 
 def _drain(
