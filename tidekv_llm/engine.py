@@ -146,6 +146,8 @@ class TideKV:
         context_window: int | None = None,
         name: str | None = None,
     ) -> None:
+        if context_window is not None:
+            _whole_number("context_window", context_window, least=1)
         weights = _Weights(model, tokenizer, name or type(model).__name__)
         self._attach(weights, prefill or PrefillConfig(), context_window or _trained_window(weights.decoder), ())
 
@@ -406,6 +408,7 @@ class TideKV:
             Cancelled: ``cancel`` was set.
         """
         ids = self._check_ids(token_ids)
+        _whole_number("reserve", reserve, least=0)
         self._check_length(ids.shape[1], reserve)
         if not 0 <= document_end <= ids.shape[1]:
             raise ConfigError(f"document_end={document_end} must lie within the prompt of {ids.shape[1]} tokens")
@@ -450,7 +453,7 @@ class TideKV:
         text = TextStream(weights.tokenizer, options.stop) if weights.tokenizer is not None else None
         stop_ids = frozenset[int]() if options.ignore_eos else self._stop_ids()
         new_ids: list[int] = []
-        finish_reason, first_at = "length", 0.0
+        finish_reason, first_at, away = "length", 0.0, 0.0
         for token in decode_tokens(
             lambda ids: self._step(adapter, ids, request),
             prefilled.logits,
@@ -466,11 +469,13 @@ class TideKV:
             new_ids.append(token)
             if text is not None:
                 if delta := text.push(token):
+                    handed_out = time.perf_counter()
                     yield delta
+                    away += time.perf_counter() - handed_out  # the reader's time is not decoding
                 if text.stopped:
                     finish_reason = "stop"
                     break
-        elapsed = time.perf_counter() - first_at
+        elapsed = time.perf_counter() - first_at - away
         metrics.new_tokens = len(new_ids)
         if len(new_ids) > 1 and elapsed > 0:
             metrics.decode_tokens_per_second = (len(new_ids) - 1) / elapsed
@@ -602,13 +607,17 @@ def _options(
     seed: int | None,
     ignore_eos: bool = False,
 ) -> _Options:
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    _whole_number("max_new_tokens", max_new_tokens, least=1)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if any(not text for text in stops):
         raise ConfigError("a stop string is empty; leave it out")
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     return _Options(max_new_tokens, sampling, stops, ignore_eos)
+
+
+def _whole_number(name: str, value: object, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
 
 
 def _one_prompt(token_ids: Sequence[int] | Tensor) -> Tensor:
