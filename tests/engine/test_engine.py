@@ -362,7 +362,10 @@ def test_ids_may_be_a_list_or_a_tensor_with_or_without_a_batch_axis() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0 must be a whole number of at least 1"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens=2.5 must be a whole number of at least 1"),
+        ({"max_new_tokens": "3"}, "max_new_tokens='3' must be a whole number of at least 1"),
+        ({"max_new_tokens": None}, "max_new_tokens=None must be a whole number of at least 1"),
         ({"temperature": -1}, "temperature=-1"),
         ({"top_p": 0}, "top_p=0"),
         ({"top_k": -2}, "top_k=-2"),
@@ -386,6 +389,18 @@ def test_unknown_options_are_errors(call: str) -> None:
 def test_a_document_end_outside_of_the_prompt_is_named(document_end: int) -> None:
     with pytest.raises(ConfigError, match=f"document_end={document_end} must lie within the prompt of 30 tokens"):
         shared().prefill(random_prompt(30), document_end=document_end)
+
+
+@pytest.mark.parametrize("reserve", [-1, 1.5])
+def test_an_impossible_reserve_is_named(reserve: Any) -> None:
+    with pytest.raises(ConfigError, match=f"reserve={reserve} must be a whole number of at least 0"):
+        shared().prefill(random_prompt(30), reserve=reserve)
+
+
+@pytest.mark.parametrize("context_window", [0, -5, 10.5])
+def test_an_impossible_context_window_is_named(context_window: Any) -> None:
+    with pytest.raises(ConfigError, match=f"context_window={context_window} must be a whole number of at least 1"):
+        TideKV(tiny_model(), context_window=context_window)
 
 
 # --- metrics --------------------------------------------------------------------------------------------
@@ -430,3 +445,14 @@ def test_time_to_first_token_does_not_count_the_wait_for_others() -> None:
     waited = time.perf_counter() - begin
     first.join()
     assert metrics.ttft_seconds <= waited - 0.1
+
+
+def test_the_decode_rate_does_not_count_the_readers_time() -> None:
+    stream = with_text().stream("hello", max_new_tokens=20, temperature=1.0, seed=1)
+    deltas = 0
+    for _ in stream:
+        deltas += 1
+        time.sleep(0.1)
+    assert deltas > 3
+    assert stream.metrics is not None
+    assert stream.metrics.decode_tokens_per_second > 19 / (0.1 * deltas)
