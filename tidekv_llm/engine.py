@@ -1,6 +1,6 @@
 """TideKV: the whole path on one page.
 
-    documents -> prompt -> layer-major prefill -> compressed cache -> decode -> answer with page citations
+documents -> prompt -> layer-major prefill -> compressed cache -> decode -> answer with page citations
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tidekv_llm.attention import AttentionDispatch
+from tidekv_llm.cache.storage import CacheOwner
 from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.decode.loop import DecodeAdapter, decode_tokens
@@ -187,9 +188,7 @@ class TideKV:
             engine._notes = (loaded.rope_note,)
         return engine
 
-    def _attach(
-        self, weights: _Weights, config: PrefillConfig, context_window: int, notes: tuple[str, ...]
-    ) -> None:
+    def _attach(self, weights: _Weights, config: PrefillConfig, context_window: int, notes: tuple[str, ...]) -> None:
         weights.users += 1
         self._weights: _Weights | None = weights
         self.config = config
@@ -256,6 +255,16 @@ class TideKV:
     def shape(self) -> ModelShape:
         """The model's dimensions, as the planner uses them."""
         return ModelShape.of(self._open().decoder, self._open().nbytes)
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model taken apart into layers, for tools that run them."""
+        return self._open().decoder
+
+    @property
+    def cache_owner(self) -> CacheOwner:
+        """What a saved cache must have been saved for (``cache.save(path, llm.cache_owner)``)."""
+        return CacheOwner.of(self._open().decoder, self._open().name)
 
     # --- the path ---------------------------------------------------------------------------------------
 
@@ -506,7 +515,8 @@ class TideKV:
             MemoryMeter(decoder.device, weights=weights.nbytes) as meter,
         ):
             request.started = time.perf_counter()
-            compressor = Compressor(config, decoder.num_layers, length, reserve)
+            full_layers = [index for index in range(decoder.num_layers) if decoder.sliding_window(index) is None]
+            compressor = Compressor(config, decoder.num_layers, length, reserve, full_layers)
             job = Job(
                 compressor=compressor,
                 attention=AttentionDispatch(config.attention),
@@ -610,9 +620,7 @@ def _options(
     return _Options(max_new_tokens, sampling, stops, ignore_eos)
 
 
-def _drain(
-    deltas: Generator[str, None, Generation], on_text: Callable[[str], None] | None = None
-) -> Generation:
+def _drain(deltas: Generator[str, None, Generation], on_text: Callable[[str], None] | None = None) -> Generation:
     stream = Stream(deltas)
     for delta in stream:
         if on_text is not None:

@@ -20,9 +20,7 @@ from tidekv_llm.prefill.work import WorkMeter
 from tidekv_llm.schedules.base import Job
 
 
-def prefill_layers(
-    decoder: Decoder, token_ids: Tensor, job: Job, *, chunk_size: int
-) -> tuple[CompressedCache, Tensor]:
+def prefill_layers(decoder: Decoder, token_ids: Tensor, job: Job, *, chunk_size: int) -> tuple[CompressedCache, Tensor]:
     """Build the compressed cache of a prompt.
 
     Args:
@@ -44,7 +42,8 @@ def prefill_layers(
     for chunk in chunks:
         bridge.write(chunk, decoder.embed(token_ids[:, chunk.start : chunk.stop]))
     scratch = Scratch()
-    active = ActiveLayer(prompt_length, job.compressor.window_size, job.attention, scratch)
+    compressor = job.compressor
+    active = ActiveLayer(prompt_length, compressor.window_size, job.attention, scratch, compressor.accumulator)
     cache, work = CompressedCache(), WorkMeter(decoder, chunks)
     for index in range(decoder.num_layers):
         active.begin(index)
@@ -57,7 +56,7 @@ def prefill_layers(
             job.request.report(index + 1, decoder.num_layers, number, len(steps), work.finish(chunk))
         with job.request.timed("compress"):
             full = active.full_layer(decoder.num_layers)
-            cache.commit(job.compressor.compress(full, decoder.sliding_window(index)))
+            cache.commit(compressor.compress(full, decoder.sliding_window(index)))
         job.meter.set_component("active_kv", active.nbytes)
         job.meter.set_component("temporary", scratch.nbytes)
         job.meter.set_component("compressed_cache", cache.nbytes)
