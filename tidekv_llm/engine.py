@@ -1,6 +1,6 @@
 """TideKV: the whole path on one page.
 
-    documents -> prompt -> layer-major prefill -> compressed cache -> decode -> answer with page citations
+documents -> prompt -> layer-major prefill -> compressed cache -> decode -> answer with page citations
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tidekv_llm.attention import AttentionDispatch
+from tidekv_llm.cache.storage import CacheOwner
 from tidekv_llm.compress.compressor import Compressor
+from tidekv_llm.compress.selectors import make_selector
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.decode.loop import DecodeAdapter, decode_tokens
 from tidekv_llm.decode.sampling import Sampler, Sampling
@@ -242,9 +244,7 @@ class TideKV:
             engine._notes = (loaded.rope_note,)
         return engine
 
-    def _attach(
-        self, weights: _Weights, config: PrefillConfig, context_window: int, notes: tuple[str, ...]
-    ) -> None:
+    def _attach(self, weights: _Weights, config: PrefillConfig, context_window: int, notes: tuple[str, ...]) -> None:
         weights.users += 1
         self._weights: _Weights | None = weights
         self.config = config
@@ -325,6 +325,16 @@ class TideKV:
     def shape(self) -> ModelShape:
         """The model's dimensions, as the planner uses them."""
         return ModelShape.of(self._open().decoder, self._open().nbytes)
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model taken apart into layers, for tools that run them."""
+        return self._open().decoder
+
+    @property
+    def cache_owner(self) -> CacheOwner:
+        """What a saved cache must have been saved for (``cache.save(path, llm.cache_owner)``)."""
+        return CacheOwner.of(self._open().decoder, self._open().name)
 
     # --- the path ---------------------------------------------------------------------------------------
 
@@ -537,7 +547,8 @@ class TideKV:
 
         def look(prefilled: Prefilled) -> None:
             nonlocal evidence, strip
-            evidence, strip = prefilled.evidence, kept_per_page(prefilled.cache, prompt.spans)
+            evidence = prefilled.evidence
+            strip = kept_per_page(prefilled.cache, prompt.spans, self.decoder.num_kv_heads)
 
         ends = document_ends(prompt)
         generation = yield from self._generate(
@@ -626,7 +637,9 @@ class TideKV:
         prefix: PrefixCache | None = None,
     ) -> Prefilled:
         """Prefill with what the prefix cache has; a store that cannot be read is dropped and done without."""
-        reusable = make_schedule(self.config.schedule).reuses_prefix
+        # Some selectors must see every query of the prompt, and a store has none of the document's.
+        schedule, selector = make_schedule(self.config.schedule), make_selector(self.config)
+        reusable = schedule.reuses_prefix and not selector.needs_all_queries
         if prefix is None or not reusable or self._open().decoder.rope_depends_on_length:
             return self._prefill_once(ids, request, Reuse(), boundaries, reserve, all_outputs)
         notes: list[str] = []
@@ -686,7 +699,8 @@ class TideKV:
             MemoryMeter(decoder.device, weights=weights.nbytes) as meter,
         ):
             request.started = time.perf_counter()
-            compressor = Compressor(config, decoder.num_layers, length, reserve)
+            full_layers = [index for index in range(decoder.num_layers) if decoder.sliding_window(index) is None]
+            compressor = Compressor(config, decoder.num_layers, length, reserve, full_layers)
             job = Job(
                 compressor=compressor,
                 attention=AttentionDispatch(config.attention),

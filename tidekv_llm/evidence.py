@@ -10,7 +10,9 @@ from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.documents import PageSpan
 
 
-def kept_per_page(cache: CompressedCache, spans: Sequence[PageSpan]) -> tuple[tuple[int, ...], ...]:
+def kept_per_page(
+    cache: CompressedCache, spans: Sequence[PageSpan], kv_heads: int
+) -> tuple[tuple[int, ...], ...]:
     """Kept positions in each page's token range, summed over KV heads: one row per layer, one number per span.
 
     Example: a layer of two heads that kept positions {0, 5} and {5, 6}, spans [0, 4) and [4, 8) give (1, 3).
@@ -20,7 +22,7 @@ def kept_per_page(cache: CompressedCache, spans: Sequence[PageSpan]) -> tuple[tu
     edges = torch.tensor([[span.start, span.stop] for span in spans])
     rows = []
     for layer in cache.layers:
-        positions = layer.kept_positions.flatten().long().cpu().sort().values
-        below = torch.searchsorted(positions, edges)
+        positions = torch.cat([layer.kept_of(head) for head in range(kv_heads)]).cpu()
+        below = torch.searchsorted(positions.sort().values, edges)
         rows.append(tuple((below[:, 1] - below[:, 0]).tolist()))
     return tuple(rows)

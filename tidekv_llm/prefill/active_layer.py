@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from tidekv_llm.attention import AttentionDispatch, AttentionParams, Scratch
 from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.compress.selectors import Accumulator
 from tidekv_llm.hf import KeysValuesOnly
 
 
@@ -22,9 +24,17 @@ class ActiveLayer:
         window_size: W, how many of the last prompt positions' queries are kept for scoring.
         attention: backend choice.
         scratch: buffers for temporaries.
+        accumulator: makes what the selector wants to be fed with a layer's chunks, if anything.
     """
 
-    def __init__(self, prompt_length: int, window_size: int, attention: AttentionDispatch, scratch: Scratch) -> None:
+    def __init__(
+        self,
+        prompt_length: int,
+        window_size: int,
+        attention: AttentionDispatch,
+        scratch: Scratch,
+        accumulator: Callable[[], Accumulator | None] = lambda: None,
+    ) -> None:
         self.prompt_length = prompt_length
         self.window_size = min(window_size, prompt_length)
         self._attention = attention
@@ -39,10 +49,13 @@ class ActiveLayer:
         self._lse: Tensor | None = None
         self._has_lse = True
         self._params: AttentionParams | None = None
+        self._make_accumulator = accumulator
+        self._accumulator: Accumulator | None = None
 
     def begin(self, index: int) -> None:
         """Release the previous layer's content and start layer ``index``."""
         self.index, self.length, self.outputs_needed, self._has_lse = index, 0, True, True
+        self._accumulator = self._make_accumulator()
 
     def preload(self, keys: Tensor, values: Tensor, count: int, device: torch.device) -> None:
         """Take the first ``count`` positions from a store: keys [B, Hkv, P, D] and values, on the host."""
@@ -67,6 +80,8 @@ class ActiveLayer:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
         """Attention of the chunk that was just stored, keeping what the scoring will need of it."""
         self._params = params
+        if self._accumulator is not None:  # also where the last layer needs no outputs
+            self._accumulator.add(query, key, params)
         if not self.outputs_needed:
             raise KeysValuesOnly
         rows = max(0, min(query.shape[2], self.length - (self.prompt_length - self.window_size)))
@@ -87,6 +102,7 @@ class ActiveLayer:
             queries=self._queries,
             lse=self._lse if self._has_lse else None,
             params=self._params,
+            accumulated=self._accumulator,
         )
 
     @property

@@ -48,7 +48,8 @@ def prefill_layers(
     for chunk in chunks:
         bridge.write(chunk, decoder.embed(token_ids[:, chunk.start : chunk.stop]))
     scratch = Scratch()
-    active = ActiveLayer(prompt_length, job.compressor.window_size, job.attention, scratch)
+    compressor = job.compressor
+    active = ActiveLayer(prompt_length, compressor.window_size, job.attention, scratch, compressor.accumulator)
     cache, work = CompressedCache(), WorkMeter(decoder, chunks)
     stored = job.writer.length if job.writer is not None else 0
     for index in range(decoder.num_layers):
@@ -64,7 +65,7 @@ def prefill_layers(
             job.request.report(index + 1, decoder.num_layers, number, len(steps), work.finish(chunk))
         with job.request.timed("compress"):
             full = active.full_layer(decoder.num_layers)
-            cache.commit(job.compressor.compress(full, decoder.sliding_window(index)))
+            cache.commit(compressor.compress(full, decoder.sliding_window(index)))
         if job.writer is not None:
             job.writer.save(index, full.keys[:, :, :stored], full.values[:, :, :stored])
         job.meter.set_component("active_kv", active.nbytes)
