@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
@@ -48,6 +49,7 @@ from tidekv_llm.request import ProgressCallback, Request
 from tidekv_llm.schedules import Job, make_schedule
 from tidekv_llm.selfcheck import check_decoder
 from tidekv_llm.store import StorePool
+from tidekv_llm.store.identity import model_identity
 from tidekv_llm.store.reuse import PrefixCache, PromptIdentity, Reuse, SharedPrefix
 
 if TYPE_CHECKING:
@@ -175,7 +177,11 @@ class _Weights:
         self.users = 0
         self.check_error = check_decoder(self.decoder)
         self.pool = StorePool()
-        self.identity = _identity(model, name)
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells these weights from others in a store's key."""
+        return model_identity(self.model)
 
 
 class TideKV:
@@ -274,8 +280,7 @@ class TideKV:
         Args:
             limit_bytes: most host memory for stored prefixes (see :attr:`Metrics.reused_prefix_tokens`).
         """
-        if limit_bytes < 1:
-            raise ConfigError(f"limit_bytes={limit_bytes} must be at least 1; leave the prefix cache off instead")
+        _whole_number("limit_bytes", limit_bytes, least=1)
         other = self.with_prefill()
         other._prefix = SharedPrefix(limit_bytes)
         return other
@@ -506,6 +511,7 @@ class TideKV:
         instructions: str | None = None,
         int8: bool = False,
         limit_bytes: int | None = None,
+        history: Sequence[HistoryTurn] = (),
     ) -> Session:
         """Open documents for several questions: their keys and values are computed once.
 
@@ -518,8 +524,10 @@ class TideKV:
             name: of a session on disk; the same name and documents find the same store again.
             instructions: what the model is told to do with the documents, instead of the default.
             int8: store 8-bit integers: half the bytes, answers no longer exact; memory only.
-            limit_bytes: most host memory for the stores of all sessions on these weights; the least recently used
-                document goes first and is read again when it is asked about.
+            limit_bytes: most host memory for the stores of all sessions on these weights (``"disk"``: most bytes of
+                all sessions' files); the least recently used document goes first and is read again when it is asked
+                about.
+            history: (question, answer) pairs of an earlier conversation about these documents.
 
         Raises:
             ConfigError: an option is unknown, or the documents do not fit the context window.
@@ -528,8 +536,19 @@ class TideKV:
 
         pages = (documents,) if isinstance(documents, Document) else tuple(documents)
         if limit_bytes is not None:
-            self._open().pool.limit_bytes = limit_bytes
-        return Session(self, pages, store=store, name=name, instructions=instructions, int8=int8)
+            _whole_number("limit_bytes", limit_bytes, least=1)
+            if store == "memory":
+                self._open().pool.limit_bytes = limit_bytes
+        return Session(
+            self,
+            pages,
+            store=store,
+            name=name,
+            instructions=instructions,
+            int8=int8,
+            limit_bytes=limit_bytes,
+            history=history,
+        )
 
     # --- inside -----------------------------------------------------------------------------------------
 
@@ -636,16 +655,33 @@ class TideKV:
         all_outputs: bool = False,
         prefix: PrefixCache | None = None,
     ) -> Prefilled:
-        """Prefill with what the prefix cache has; a store that cannot be read is dropped and done without."""
-        # Some selectors must see every query of the prompt, and a store has none of the document's.
-        schedule, selector = make_schedule(self.config.schedule), make_selector(self.config)
-        reusable = schedule.reuses_prefix and not selector.needs_all_queries
-        if prefix is None or not reusable or self._open().decoder.rope_depends_on_length:
-            return self._prefill_once(ids, request, Reuse(), boundaries, reserve, all_outputs)
+        """Prefill with what the prefix cache has; a store that cannot be read is dropped and done without.
+
+        Looking for a store, reading and filling it are one turn at the model: whoever asks about the same document
+        meanwhile finds it finished, and no store is evicted while it is read.
+        """
+        with self._open().lock.hold(request.cancel):
+            request.started = time.perf_counter()
+            obstacle = self._obstacle_to_reuse(ids.shape[1])
+            if prefix is None or obstacle:
+                prefilled = self._prefill_once(ids, request, Reuse(), boundaries, reserve, all_outputs)
+                prefilled.metrics.notes += [obstacle] if prefix is not None and obstacle else []
+                return prefilled
+            return self._prefill_reusing(prefix, ids, request, boundaries, reserve, all_outputs)
+
+    def _prefill_reusing(
+        self,
+        prefix: PrefixCache,
+        ids: Tensor,
+        request: Request,
+        boundaries: Sequence[int],
+        reserve: int,
+        all_outputs: bool,
+    ) -> Prefilled:
         notes: list[str] = []
+        token_ids, identity = tuple(ids[0].tolist()), self._identity(self._chunk_size(ids.shape[1]))
         while True:
-            token_ids, chunk_size = tuple(ids[0].tolist()), self._chunk_size(ids.shape[1])
-            reuse = prefix.plan(token_ids, boundaries, self.config.window_size, self._identity(chunk_size))
+            reuse = prefix.plan(token_ids, boundaries, self.config.window_size, identity)
             reuse.notes[:0] = notes
             try:
                 prefilled = self._prefill_once(ids, request, reuse, boundaries, reserve, all_outputs)
@@ -653,13 +689,24 @@ class TideKV:
                 if reuse.reader is None:
                     raise
                 prefix.drop(reuse.reader)
-                notes = [str(error)]
+                notes = [f"{error}; it was read again"]
             else:
                 reuse.finish()
                 prefilled.metrics.notes += reuse.notes
                 return prefilled
             finally:
                 reuse.abandon()
+
+    def _obstacle_to_reuse(self, prompt_length: int) -> str:
+        """Why this engine cannot start from stored keys and values; empty if it can."""
+        if not make_schedule(self.config.schedule).reuses_prefix:
+            return f"schedule {self.config.schedule!r} starts from the first token, so nothing was reused"
+        if self._open().decoder.rope_depends_on_length:
+            return "this model's keys depend on the length of the whole prompt, so nothing was reused"
+        selector = make_selector(self.config)
+        if self.config.kept_tokens < prompt_length and selector.needs_all_queries:
+            return f"selector {selector.name!r} needs the document's queries too, so nothing was reused"
+        return ""
 
     def _chunk_size(self, prompt_length: int) -> int:
         chunk_size = self.config.chunk_size
@@ -693,7 +740,6 @@ class TideKV:
             )
         chunk_size = self._chunk_size(length)
         with (
-            weights.lock.hold(request.cancel),
             torch.no_grad(),
             _memory_errors(f"a prompt of {length:,} tokens at chunk_size={chunk_size}"),
             MemoryMeter(decoder.device, weights=weights.nbytes) as meter,
@@ -715,12 +761,13 @@ class TideKV:
             )
             cache, hidden = make_schedule(config.schedule).prefill(decoder, ids, job)
             logits = decoder.logits(hidden[:, -1])[0]
-            if reuse.writer is not None and reuse.writer.kind == "memory":
-                meter.set_component("document_store", reuse.writer.nbytes)
+            if decoder.device.type == "cpu":  # elsewhere host memory is no part of the device's peak
+                meter.set_component("document_store", reuse.filled_bytes)
             report = meter.report()
             seconds = time.perf_counter() - request.started
         metrics = self._metrics(report, cache.kept_tokens, cache.nbytes, length, chunk_size)
         metrics.reused_prefix_tokens = reuse.reused
+        metrics.components["document_store"] = reuse.host_bytes
         metrics.prefill_seconds = metrics.ttft_seconds = seconds
         metrics.compress_seconds = request.seconds.get("compress", 0.0)
         return Prefilled(cache, logits, length, metrics, compressor.evidence, hidden[0])
@@ -822,16 +869,6 @@ def _one_prompt(token_ids: Sequence[int] | Tensor) -> Tensor:
     if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
         raise ConfigError(f"token ids must be whole numbers, not {ids.dtype}")
     return ids.flatten().long()
-
-
-def _identity(model: PreTrainedModel, name: str) -> str:
-    """What identifies weights: name, revision, dtype, rope settings, and a sample of the numbers themselves."""
-    config = model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    embedding = model.get_input_embeddings().weight
-    sample = embedding[:: max(1, embedding.shape[0] // 64), 0].double().sum().item()
-    revision = getattr(model.config, "_commit_hash", None)
-    return f"{name} {revision} {model.dtype} {rope} {tuple(embedding.shape)} {sample!r}"
 
 
 def _trained_window(decoder: Decoder) -> int:

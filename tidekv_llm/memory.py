@@ -413,7 +413,7 @@ class MemoryMeter:
         if devices:
             return sum(one.allocated_now for one in devices.values())
         # malloc may keep freed pages, so the resident size after the work is not what is needed then.
-        return self._before + self._components.get("compressed_cache", 0)
+        return self._before + sum(self._components.get(name, 0) for name in ("compressed_cache", "document_store"))
 
     def _all_components(self, peak: int) -> dict[str, int]:
         known = {name: self._components.get(name, 0) for name in COMPONENTS}

@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tidekv_llm.config import AUTO_CHUNK
 from tidekv_llm.documents import DEFAULT_INSTRUCTIONS, Document, Prompt, build_prompt, document_ends
 from tidekv_llm.engine import Answer, AnswerStream, TideKV, _options
-from tidekv_llm.errors import ClosedError, ConfigError
+from tidekv_llm.errors import CacheError, ClosedError, ConfigError
+from tidekv_llm.planner import CHUNK_SIZES
 from tidekv_llm.request import ProgressCallback, Request
 from tidekv_llm.store import DiskStore, MemoryStore, PrefixStore, StorePool
-from tidekv_llm.store.named import session_folder
+from tidekv_llm.store.named import session_folder, shrink
 from tidekv_llm.store.reuse import PromptIdentity, Reuse, reusable
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Session:
         name: of a session on disk.
         instructions: instead of the default ones.
         int8: store 8-bit integers (memory only).
+        limit_bytes: most bytes of all sessions' files; the least recently used documents go first (disk only).
+        history: (question, answer) pairs of an earlier conversation about these documents.
 
     Raises:
         ConfigError: an option is unknown or does not go with another.
@@ -56,6 +60,8 @@ class Session:
         name: str | None = None,
         instructions: str | None = None,
         int8: bool = False,
+        limit_bytes: int | None = None,
+        history: Sequence[HistoryTurn] = (),
     ) -> None:
         if store not in STORES:
             raise ConfigError(f"store={store!r} is unknown; choose one of {', '.join(STORES)}")
@@ -67,13 +73,13 @@ class Session:
         self._unnamed = int(len(documents) == 1)
         self._documents = tuple(documents)
         prompt = self._prompt(engine, _ANY_QUESTION, (), 0)
-        # An "auto" chunk size is settled now: another one would mean other rounding, and so another store.
-        self._engine = engine.with_prefill(chunk_size=engine._chunk_size(len(prompt.token_ids)))
         folder = session_folder(name) if store == "disk" else None
-        self._prefix = _SessionPrefix(engine._open().pool, folder, int8=int8)
+        self._prefix = _SessionPrefix(engine._open().pool, folder, int8=int8, limit_bytes=limit_bytes)
         self._prefix.document = prompt.token_ids[: prompt.document_end]
-        self._history: list[HistoryTurn] = []
-        self._lock = threading.Lock()
+        # An "auto" chunk size is settled now: another one would mean other rounding, and so another store.
+        chunk_size = self._stored_chunk_size(engine) or engine._chunk_size(len(prompt.token_ids))
+        self._engine = engine.with_prefill(chunk_size=chunk_size)
+        self._history: list[HistoryTurn] = list(history)
         self._closed = False
 
     @property
@@ -139,16 +145,17 @@ class Session:
         cancel: threading.Event | None = None,
     ) -> AnswerStream:
         """Like :meth:`ask`, as text deltas; the stream's ``answer`` is there at the end."""
-        return self._stream(
-            question, remember, max_new_tokens, temperature, top_p, top_k, stop, seed, progress, cancel
-        )
+        return self._stream(question, remember, max_new_tokens, temperature, top_p, top_k, stop, seed, progress, cancel)
 
-    def ingest(
-        self, *, progress: ProgressCallback | None = None, cancel: threading.Event | None = None
-    ) -> None:
-        """Read the documents now, so that the first question is as quick as the later ones."""
+    def ingest(self, *, progress: ProgressCallback | None = None, cancel: threading.Event | None = None) -> None:
+        """Read the documents now, so that the first question is as quick as the later ones.
+
+        Does nothing where no question could use it (a selector that needs the document's queries, say).
+        """
         self._check_open()
         engine, ids = self._engine, self._prefix.document
+        if engine._obstacle_to_reuse(len(ids)):
+            return
         prompt = self._prompt(engine, _ANY_QUESTION, (), 0)
         request = Request(progress, cancel)
         engine._prefill(
@@ -217,9 +224,7 @@ class Session:
 
         return AnswerStream(remembering())
 
-    def _prompt(
-        self, engine: TideKV, question: str, history: Sequence[HistoryTurn], answer_reserve: int
-    ) -> Prompt:
+    def _prompt(self, engine: TideKV, question: str, history: Sequence[HistoryTurn], answer_reserve: int) -> Prompt:
         return build_prompt(
             self._documents,
             question,
@@ -231,6 +236,12 @@ class Session:
             instructions=self._instructions,
         )
 
+    def _stored_chunk_size(self, engine: TideKV) -> int | None:
+        """An ``"auto"`` chunk size depends on the free memory of the day; one that has a store on disk goes on."""
+        if engine.config.chunk_size != AUTO_CHUNK or not self._prefix.on_disk:
+            return None
+        return next((size for size in CHUNK_SIZES if self._prefix.exists(engine._identity(size))), None)
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this session was closed; open the documents again")
@@ -239,32 +250,47 @@ class Session:
 class _SessionPrefix:
     """The session's own store: found by its exact document part, never shared with another session in memory."""
 
-    def __init__(self, pool: StorePool, folder: Path | None, *, int8: bool) -> None:
+    def __init__(self, pool: StorePool, folder: Path | None, *, int8: bool, limit_bytes: int | None) -> None:
         self.document: tuple[int, ...] = ()
-        self._pool, self._folder, self._int8 = pool, folder, int8
+        self._pool, self._folder, self._int8, self._limit_bytes = pool, folder, int8, limit_bytes
         # Two sessions on the same document must not be able to tell by the time it takes.
         self._salt = "" if folder else uuid.uuid4().hex
         self._store: PrefixStore | None = None
+        self._closed = False
+
+    @property
+    def on_disk(self) -> bool:
+        return self._folder is not None
 
     @property
     def nbytes(self) -> int:
         return self._store.nbytes if self._store is not None and self._store.complete else 0
 
+    def exists(self, identity: PromptIdentity) -> bool:
+        """Whether there is a folder for the documents on disk."""
+        return self._folder is not None and (self._folder / identity.key(self.document).digest).is_dir()
+
     def plan(
         self, token_ids: Sequence[int], boundaries: Sequence[int], window_size: int, identity: PromptIdentity
     ) -> Reuse:
         """Read the store if it is there; else fill one, starting from what an earlier, shorter one holds."""
-        had_one = self._store is not None and self._store.complete
-        store = self._find(identity)
+        if self._closed:  # by another thread: nothing may be stored any more
+            return Reuse()
+        before, notes = self._store, list[str]()
+        try:
+            store = self._find(identity)
+        except CacheError as error:
+            store, notes = None, [f"{error}; it was read again"]
         if store is not None:
             return Reuse(store, reusable(store, store.length, len(token_ids), window_size))
-        reuse = Reuse(writer=self._new_store(identity), on_finish=self._keep)
-        shorter = self._store if had_one and self._is_prefix(identity) else None
-        if shorter is not None:
-            reuse.reader = shorter
-            reuse.reused = reusable(shorter, shorter.length, len(token_ids), window_size)
-        elif had_one:
-            reuse.notes.append("the stored document had been evicted to stay below the limit; it was read again")
+        reuse = Reuse(writer=self._new_store(identity), on_finish=self._keep, notes=notes)
+        if before is not None and self._is_prefix(before, identity):
+            reuse.reader = before
+            reuse.reused = reusable(before, before.length, len(token_ids), window_size)
+        elif before is not None and not notes:
+            reuse.notes.append(
+                "the stored document was evicted (a limit on bytes) or removed meanwhile; it was read again"
+            )
         return reuse
 
     def drop(self, store: PrefixStore) -> None:
@@ -273,41 +299,40 @@ class _SessionPrefix:
         self._store = None
 
     def close(self) -> None:
+        """Let go of the store. A question that another thread has in work may read on: it holds the memory itself."""
+        self._closed = True
         if self._store is not None:
             self._pool.remove(self._store.key)
-            if self._store.kind == "memory":
-                self._store.discard()
             self._store = None
 
     def _find(self, identity: PromptIdentity) -> PrefixStore | None:
         key = identity.key(self.document, self._salt)
         if self._folder is None:
             return self._pool.get(key)
-        if self._store is not None and self._store.key == key and self._store.complete:
+        if self._store is not None and self._store.key == key and self._store.complete and self.exists(identity):
             return self._store
         found = DiskStore.find(key, self.document, identity.num_layers, root=self._folder)
-        if found is not None:
-            self._store = found
+        self._store = found or self._store
         return found
 
-    def _is_prefix(self, identity: PromptIdentity) -> bool:
+    def _is_prefix(self, store: PrefixStore, identity: PromptIdentity) -> bool:
         """Whether the store from before :meth:`Session.append` still serves: there, and of the same numbers."""
-        store = self._store
-        if store is None or store.length >= len(self.document):
-            return False
         same = (store.key.model, store.key.numerics) == (identity.model, identity.numerics)
-        there = store.kind == "disk" or self._pool.get(store.key) is not None
+        there = store.complete and store.length < len(self.document)
         return same and there and self.document[: store.length] == store.token_ids
 
     def _new_store(self, identity: PromptIdentity) -> PrefixStore:
         key = identity.key(self.document, self._salt)
         if self._folder is not None:
             return DiskStore(key, self.document, identity.num_layers, root=self._folder)
-        return MemoryStore(key, self.document, identity.num_layers, int8=self._int8)
+        return MemoryStore(key, self.document, identity.num_layers, int8=self._int8, limit_bytes=self._pool.limit_bytes)
 
     def _keep(self, store: PrefixStore) -> None:
-        before, self._store = self._store, store
-        if store.kind == "memory":
-            self._pool.add(store)
+        before, self._store = self._store, None if self._closed else store
         if before is not None and before.key != store.key:
             self._pool.remove(before.key)
+        if isinstance(store, DiskStore):
+            if self._limit_bytes is not None:
+                shrink(self._limit_bytes, keep=store.folder)
+        elif not self._closed:
+            self._pool.add(store)

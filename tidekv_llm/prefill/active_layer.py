@@ -25,6 +25,7 @@ class ActiveLayer:
         attention: backend choice.
         scratch: buffers for temporaries.
         accumulator: makes what the selector wants to be fed with a layer's chunks, if anything.
+        slots: buffers that the layers use in turn; two where the next layer's prefix arrives early.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class ActiveLayer:
         attention: AttentionDispatch,
         scratch: Scratch,
         accumulator: Callable[[], Accumulator | None] = lambda: None,
+        slots: int = 1,
     ) -> None:
         self.prompt_length = prompt_length
         self.window_size = min(window_size, prompt_length)
+        self.slots = slots
         self._attention = attention
         self._scratch = scratch
-        self._buffers: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._buffers: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
         self.outputs_needed = True
         self.index = 0
         self.length = 0
@@ -57,12 +60,12 @@ class ActiveLayer:
         self.index, self.length, self.outputs_needed, self._has_lse = index, 0, True, True
         self._accumulator = self._make_accumulator()
 
-    def preload(self, keys: Tensor, values: Tensor, count: int, device: torch.device) -> None:
-        """Take the first ``count`` positions from a store: keys [B, Hkv, P, D] and values, on the host."""
-        stored_keys, stored_values = self._storage(keys, values, device)
-        stored_keys[:, :, :count].copy_(keys[:, :, :count], non_blocking=True)
-        stored_values[:, :, :count].copy_(values[:, :, :count], non_blocking=True)
-        self.length = count
+    def places(self, index: int, keys: Tensor, values: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Where layer ``index`` will look for its keys and values, [B, Hkv, S, D] each, in the dtypes of these."""
+        slot = (device, index % self.slots)
+        if slot not in self._buffers:  # a model spread over devices gets one pair on each
+            self._buffers[slot] = (self._empty_like(keys, device), self._empty_like(values, device))
+        return self._buffers[slot]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Prompt positions stored so far."""
@@ -111,9 +114,7 @@ class ActiveLayer:
         return sum(keys.nbytes + values.nbytes for keys, values in self._buffers.values())
 
     def _storage(self, keys: Tensor, values: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        if device not in self._buffers:  # a model spread over devices gets one pair on each
-            self._buffers[device] = (self._empty_like(keys, device), self._empty_like(values, device))
-        self._keys, self._values = self._buffers[device]
+        self._keys, self._values = self.places(self.index, keys, values, device)
         return self._keys, self._values
 
     def _empty_like(self, chunk: Tensor, device: torch.device) -> Tensor:

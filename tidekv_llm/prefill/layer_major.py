@@ -18,6 +18,7 @@ from tidekv_llm.hf import Decoder, KeysValuesOnly
 from tidekv_llm.prefill.active_layer import ActiveLayer
 from tidekv_llm.prefill.chunks import Chunk, last_layer_chunks, plan_chunks
 from tidekv_llm.prefill.hidden_bridge import HiddenBridge
+from tidekv_llm.prefill.prefix_feed import PrefixFeed, slots_for
 from tidekv_llm.prefill.work import WorkMeter
 from tidekv_llm.schedules.base import Job
 
@@ -49,13 +50,15 @@ def prefill_layers(
         bridge.write(chunk, decoder.embed(token_ids[:, chunk.start : chunk.stop]))
     scratch = Scratch()
     compressor = job.compressor
-    active = ActiveLayer(prompt_length, compressor.window_size, job.attention, scratch, compressor.accumulator)
+    slots = slots_for(decoder) if job.reader is not None else 1
+    active = ActiveLayer(prompt_length, compressor.window_size, job.attention, scratch, compressor.accumulator, slots)
+    feed = PrefixFeed(job.reader, job.reused, decoder, active) if job.reader is not None else None
     cache, work = CompressedCache(), WorkMeter(decoder, chunks)
     stored = job.writer.length if job.writer is not None else 0
     for index in range(decoder.num_layers):
         active.begin(index)
-        if job.reader is not None:
-            active.preload(*job.reader.load(index), job.reused, decoder.layer_device(index))
+        if feed is not None:
+            feed.fill(index)
         skip = index == decoder.num_layers - 1 and not job.all_outputs
         steps = last_layer_chunks(chunks, active.window_size if skip else prompt_length, uncut=stored)
         for number, (chunk, outputs_needed) in enumerate(steps, start=1):
@@ -63,6 +66,8 @@ def prefill_layers(
             active.outputs_needed = outputs_needed
             _run_chunk(decoder, index, chunk, prompt_length, bridge, active)
             job.request.report(index + 1, decoder.num_layers, number, len(steps), work.finish(chunk))
+        if feed is not None:
+            feed.ahead(index + 1)
         with job.request.timed("compress"):
             full = active.full_layer(decoder.num_layers)
             cache.commit(compressor.compress(full, decoder.sliding_window(index)))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tidekv_llm.errors import CacheError, ConfigError
 from tidekv_llm.models.embedded import cache_root
-from tidekv_llm.store.disk import META, make_private
+from tidekv_llm.store.disk import META, PARTIAL, make_private, remove, sweep
 
 DEFAULT_NAME = "default"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -55,12 +56,13 @@ def session_folder(name: str | None) -> Path:
         )
     folder = sessions_root() / name
     make_private(folder)
+    sweep(folder)
     return folder
 
 
 def list_sessions() -> list[StoredSession]:
     """All named sessions, the most recently used first."""
-    found = [_look(folder) for folder in sessions_root().iterdir() if folder.is_dir()]
+    found = [_look(folder) for folder in _folders(sessions_root())]
     return sorted(found, key=lambda session: session.used, reverse=True)
 
 
@@ -71,7 +73,7 @@ def remove_session(name: str) -> int:
         CacheError: there is no such session.
     """
     folder = sessions_root() / name
-    if not _NAME.fullmatch(name) or not folder.is_dir():
+    if not _NAME.fullmatch(name) or folder.is_symlink() or not folder.is_dir():
         names = ", ".join(session.name for session in list_sessions()) or "none"
         raise CacheError(f"no session called {name[:80]!r}; there are: {names}")
     size = _look(folder).bytes
@@ -79,17 +81,50 @@ def remove_session(name: str) -> int:
     return size
 
 
+def shrink(limit_bytes: int, keep: Path) -> None:
+    """Delete stored documents of all sessions, the least recently used first, until they fit; not ``keep``."""
+    stores = [store for session in _folders(sessions_root()) for store in _folders(session) if store != keep]
+    stores = sorted((store for store in stores if store.suffix != PARTIAL), key=_used)
+    total = _size(keep) + sum(_size(store) for store in stores)
+    for store in stores:
+        if total <= limit_bytes:
+            break
+        total -= _size(store)
+        remove(store)
+
+
 def _look(folder: Path) -> StoredSession:
+    sweep(folder)
     tokens = documents = size = 0
-    used = folder.stat().st_mtime
-    for store in folder.iterdir():
-        if not store.is_dir():
-            continue
-        size += sum(file.stat().st_size for file in store.iterdir())
+    used = _used(folder)
+    for store in _folders(folder):
+        size += _size(store)
         try:
             tokens += int(json.loads((store / META).read_text())["length"])
         except (OSError, ValueError, KeyError, TypeError):
             continue  # being written, or damaged: it has bytes but no tokens
         documents += 1
-        used = max(used, store.stat().st_mtime)
+        used = max(used, _used(store))
     return StoredSession(folder.name, documents, tokens, size, used)
+
+
+def _folders(root: Path) -> list[Path]:
+    """The real folders in a folder: what a link points to is none of ours."""
+    return [each for each in root.iterdir() if each.is_dir() and not each.is_symlink()]
+
+
+def _size(store: Path) -> int:
+    """Bytes of a store's files; another process may be deleting them."""
+    total = 0
+    with suppress(OSError):
+        for file in store.iterdir():
+            with suppress(OSError):
+                total += file.lstat().st_size
+    return total
+
+
+def _used(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:  # just deleted
+        return 0.0

@@ -17,9 +17,20 @@ class StorePool:
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
-        self.limit_bytes = limit_bytes
+        self._limit_bytes = limit_bytes
         self._stores: OrderedDict[str, PrefixStore] = OrderedDict()
         self._lock = threading.Lock()
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Most bytes of all stores together; a lower one evicts at once."""
+        return self._limit_bytes
+
+    @limit_bytes.setter
+    def limit_bytes(self, limit_bytes: int | None) -> None:
+        with self._lock:
+            self._limit_bytes = limit_bytes
+            self._evict(keep=0)
 
     @property
     def nbytes(self) -> int:
@@ -35,14 +46,14 @@ class StorePool:
                 self._stores.move_to_end(key.digest)
             return store
 
-    def longest(self, model: str, numerics: str, token_ids: Sequence[int]) -> tuple[PrefixStore, int] | None:
+    def longest(self, model: str, token_ids: Sequence[int]) -> tuple[PrefixStore, int] | None:
         """The store that shares the longest prefix with a prompt, and that prefix's length."""
         ids = tuple(token_ids)
         with self._lock:
             found = [
                 (common_prefix(store.token_ids, ids), digest)
                 for digest, store in self._stores.items()
-                if (store.key.model, store.key.numerics) == (model, numerics)
+                if store.key.model == model
             ]
             length, digest = max(found, default=(0, ""))
             if not length:
@@ -50,16 +61,12 @@ class StorePool:
             self._stores.move_to_end(digest)
             return self._stores[digest], length
 
-    def add(self, store: PrefixStore) -> bool:
-        """Take a finished store; False if it alone is above the limit (it is then not kept)."""
-        if self.limit_bytes is not None and store.nbytes > self.limit_bytes:
-            return False
+    def add(self, store: PrefixStore) -> None:
+        """Take a finished store, and evict others until all fit."""
         with self._lock:
             self._stores[store.key.digest] = store
             self._stores.move_to_end(store.key.digest)
-            while self.limit_bytes is not None and len(self._stores) > 1 and self._total() > self.limit_bytes:
-                self._stores.popitem(last=False)
-        return True
+            self._evict(keep=1)
 
     def remove(self, key: StoreKey) -> None:
         """Forget a store; requests that are reading it keep it alive until they end."""
@@ -70,6 +77,11 @@ class StorePool:
         """Forget all."""
         with self._lock:
             self._stores.clear()
+
+    def _evict(self, *, keep: int) -> None:
+        while self._limit_bytes is not None and len(self._stores) > keep and self._total() > self._limit_bytes:
+            _, store = self._stores.popitem(last=False)
+            store.discard()  # its session still knows it: only this frees the memory
 
     def _total(self) -> int:
         return sum(store.nbytes for store in self._stores.values())

@@ -40,6 +40,17 @@ class Reuse:
         """Positions to keep; 0 once the store has failed."""
         return self.writer.length if self.writer is not None else 0
 
+    @property
+    def filled_bytes(self) -> int:
+        """Host memory of the store that this prompt has filled."""
+        return self.writer.nbytes if self.writer is not None and self.writer.kind == "memory" else 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of the store that was filled, or else read."""
+        read = self.reader.nbytes if self.reader is not None and self.reader.kind == "memory" else 0
+        return self.filled_bytes or read
+
     def save(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Keep one layer. A store that fails (a full disk) is given up with a note; the answer goes on."""
         if self.writer is None:
@@ -70,7 +81,7 @@ class Reuse:
         assert self.writer is not None
         self.writer.discard()
         self.writer = None
-        self.notes.append(f"{error}; the document will be read again for the next question")
+        self.notes.append(f"{error}; the next question reads it again")
 
 
 class PrefixCache(Protocol):
@@ -106,6 +117,9 @@ def reusable(store: PrefixStore, common: int, prompt_length: int, window_size: i
 class SharedPrefix:
     """Reuse between consecutive prompts that begin alike, without being told where the document ends.
 
+    A prompt is cut where the common prefix ends, which a fresh prefill does not do: the two agree up to rounding
+    (float32: 1e-5), where a session agrees to the bit. So chunk size and attention backend may differ as well.
+
     Args:
         limit_bytes: most bytes of host memory for stored prefixes; the least recently used go first.
     """
@@ -119,7 +133,7 @@ class SharedPrefix:
         length = len(token_ids)
         keep = max((end for end in boundaries if end < length), default=length)
         reuse = Reuse()
-        if found := self.pool.longest(identity.model, identity.numerics, token_ids):
+        if found := self.pool.longest(identity.model, token_ids):
             store, common = found
             reused = reusable(store, common, length, window_size)
             if reused >= MINIMUM_TOKENS:
@@ -132,6 +146,7 @@ class SharedPrefix:
         self.pool.remove(store.key)
 
     def _writing(self, reuse: Reuse, prefix: Sequence[int], identity: PromptIdentity) -> Reuse:
-        reuse.writer = MemoryStore(identity.key(prefix), prefix, identity.num_layers)
+        limit_bytes = self.pool.limit_bytes
+        reuse.writer = MemoryStore(identity.key(prefix), prefix, identity.num_layers, limit_bytes=limit_bytes)
         reuse.on_finish = self.pool.add
         return reuse
