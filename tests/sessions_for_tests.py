@@ -15,34 +15,15 @@ from tidekv_llm.request import Request
 from tidekv_llm.session import Session
 
 CONFIG = PrefillConfig(chunk_size=48, kept_tokens=40, window_size=8, sinks=2, kernel_size=5)
-WORDS = [
-    "the",
-    "tide",
-    "table",
-    "of",
-    "the",
-    "harbour",
-    "lists",
-    "every",
-    "high",
-    "water",
-    "with",
-    "its",
-    "hour",
-    "and",
-    "height",
-    "for",
-    "each",
-    "day",
-]
+WORDS = ("the tide table of the harbour lists every high water", "with its hour and height for each day")
 
 
 def text(length: int, seed: int = 0) -> str:
     """Words in a random order, at least ``length`` characters."""
     generator = torch.Generator().manual_seed(seed)
-    chosen: list[str] = []
+    chosen, words = list[str](), " ".join(WORDS).split()
     while sum(map(len, chosen)) + len(chosen) < length:
-        chosen.append(WORDS[int(torch.randint(len(WORDS), (), generator=generator))])
+        chosen.append(words[int(torch.randint(len(words), (), generator=generator))])
     return " ".join(chosen)
 
 

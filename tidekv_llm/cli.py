@@ -9,11 +9,16 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidekv_llm import __version__
 from tidekv_llm.config import PrefillConfig
-from tidekv_llm.errors import ConfigError, TideKVError
+from tidekv_llm.errors import ConfigError, ContextOverflowError, TideKVError
+
+if TYPE_CHECKING:
+    from tidekv_llm.console import AskConsole
+    from tidekv_llm.documents import Document
+    from tidekv_llm.engine import Answer, TideKV
 
 DEFAULT_MODEL = "smollm2-135m"
 EXIT_RUNTIME, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -57,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tidekv-llm {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
     _add_ask(commands)
+    _add_sessions(commands)
     for name, summary, run in (
         ("models", "list model aliases and where they are cached", _models),
         ("doctor", "say what this machine can use", _doctor),
@@ -91,9 +97,25 @@ def _add_ask(commands: Any) -> None:
     ask.add_argument("--dtype", help="bfloat16, float16 or float32 (default: what the device is good at)")
     ask.add_argument("--pages", help="only these pages of every file, such as 1-3,7")
     ask.add_argument("--password", help="for encrypted PDFs")
+    ask.add_argument("--session", metavar="NAME", help="keep what was read on disk: later questions cost a fraction")
+    ask.add_argument("--independent", action="store_true", help="with --session: neither see nor join earlier turns")
     ask.add_argument("--json", action="store_true", help="print JSON")
     ask.add_argument("--quiet", action="store_true", help="no progress on standard error")
     ask.set_defaults(run=_ask)
+
+
+def _add_sessions(commands: Any) -> None:
+    summary = "list or remove the documents that 'ask --session' keeps"
+    actions = commands.add_parser("sessions", help=summary, description=summary).add_subparsers(
+        title="actions", required=True, metavar="ACTION", parser_class=_Parser
+    )
+    listing = actions.add_parser("list", help="list the sessions", description="List the sessions.")
+    listing.set_defaults(run=_list_sessions)
+    removal = actions.add_parser("rm", help="remove a session", description="Remove a session's files.")
+    removal.add_argument("name", metavar="NAME", help="as given to --session")
+    removal.set_defaults(run=_remove_session)
+    for action in (listing, removal):
+        action.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _chunk_size(text: str) -> int | str:
@@ -106,6 +128,8 @@ def _ask(options: argparse.Namespace) -> int:
 
     if not options.question.strip():
         raise ConfigError("the question is empty; write what you want to know")
+    if options.independent and options.session is None:
+        raise ConfigError("--independent needs --session; without one every question is independent")
     config = PrefillConfig(
         kept_tokens=options.kept_tokens,
         chunk_size=options.chunk_size,
@@ -127,14 +151,62 @@ def _ask(options: argparse.Namespace) -> int:
             context_window=options.context_window,
             load_progress=console.loading,
         ) as llm:
-            answer = llm.ask(
-                documents,
+            ask = _ask_once if options.session is None else _ask_session
+            answer = ask(llm, documents, options, console)
+            console.show(answer, documents, llm.name)
+    return 0
+
+
+def _ask_once(llm: TideKV, documents: list[Document], options: argparse.Namespace, console: AskConsole) -> Answer:
+    return llm.ask(
+        documents,
+        options.question,
+        max_new_tokens=options.max_new_tokens,
+        on_text=console.text,
+        progress=console.prefilling,
+    )
+
+
+def _ask_session(llm: TideKV, documents: list[Document], options: argparse.Namespace, console: AskConsole) -> Answer:
+    """Ask in a named session; unless told otherwise the conversation goes on where the last command left it."""
+    from tidekv_llm.store.conversation import Conversation
+    from tidekv_llm.store.named import session_folder
+
+    folder = session_folder(options.session)
+    with llm.open(documents, store="disk", name=options.session) as session:
+        conversation = Conversation.load(folder, session.fingerprint)
+        session.resume(conversation.turns)
+        try:
+            answer = session.ask(
                 options.question,
+                remember=not options.independent,
                 max_new_tokens=options.max_new_tokens,
                 on_text=console.text,
                 progress=console.prefilling,
             )
-            console.show(answer, documents, llm.name)
+        except ContextOverflowError as error:
+            if not conversation.turns or options.independent:
+                raise
+            message = f"{error}; or use --independent to ask without the {len(conversation.turns)} earlier turns"
+            raise ContextOverflowError(message, prompt_tokens=error.prompt_tokens, limit=error.limit) from error
+        if not options.independent:
+            Conversation(session.fingerprint, session.history).save(folder)
+    return answer
+
+
+def _list_sessions(options: argparse.Namespace) -> int:
+    from tidekv_llm.console import show_sessions
+    from tidekv_llm.store.named import list_sessions
+
+    show_sessions(list_sessions(), as_json=options.json)
+    return 0
+
+
+def _remove_session(options: argparse.Namespace) -> int:
+    from tidekv_llm.console import show_removed
+    from tidekv_llm.store.named import remove_session
+
+    show_removed(options.name, remove_session(options.name), as_json=options.json)
     return 0
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from tidekv_llm.metrics import Metrics
     from tidekv_llm.models import ModelInfo
     from tidekv_llm.request import Progress as PrefillProgress
+    from tidekv_llm.store.named import StoredSession
 
 ORIGINS = {
     "model": "named by the model",
@@ -132,8 +135,11 @@ def metrics_table(metrics: Metrics, model: str) -> Table:
     table.add_column(justify="right")
     table.add_column(style="dim")
     share = metrics.kept_tokens / max(metrics.prompt_tokens, 1)
-    rows = [
-        ("prompt", f"{metrics.prompt_tokens:,} tokens", f"{model}, chunks of {metrics.chunk_size:,}"),
+    rows = [("prompt", f"{metrics.prompt_tokens:,} tokens", f"{model}, chunks of {metrics.chunk_size:,}")]
+    if metrics.reused_prefix_tokens:
+        reused = metrics.reused_prefix_tokens / max(metrics.prompt_tokens, 1)
+        rows.append(("reused", f"{metrics.reused_prefix_tokens:,} tokens", f"{reused:.1%} of the prompt, read before"))
+    rows += [
         ("time to first token", f"{metrics.ttft_seconds:.2f} s", f"compression {metrics.compress_seconds:.2f} s"),
         ("construction peak", format_bytes(metrics.construction_peak_bytes), "highest memory until the first token"),
     ]
@@ -194,6 +200,31 @@ def show_models(models: Sequence[ModelInfo], *, as_json: bool) -> None:
         table.add_row(model.alias, state, format_bytes(model.bytes), escape(str(model.path)), escape(model.description))
     Console(soft_wrap=True, highlight=False).print(table)
     print("\nAny Hugging Face id, folder with safetensors or GGUF file works too.")
+
+
+def show_sessions(sessions: Sequence[StoredSession], *, as_json: bool) -> None:
+    """The named sessions."""
+    if as_json:
+        print(json.dumps([asdict(session) for session in sessions]))
+        return
+    if not sessions:
+        print("No sessions; tidekv ask --session NAME makes one.")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "documents", "tokens", "size", "last used"):
+        table.add_column(heading, justify="right" if heading in ("documents", "tokens", "size") else "left")
+    for one in sessions:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used))
+        table.add_row(escape(one.name), str(one.documents), f"{one.tokens:,}", format_bytes(one.bytes), used)
+    Console(soft_wrap=True, highlight=False).print(table)
+
+
+def show_removed(name: str, freed_bytes: int, *, as_json: bool) -> None:
+    """That a session is gone."""
+    if as_json:
+        print(json.dumps({"removed": name, "bytes": freed_bytes}))
+    else:
+        print(f"Removed session {name}: {format_bytes(freed_bytes)} freed.")
 
 
 def show_checks(checks: Sequence[Check], *, as_json: bool) -> None:

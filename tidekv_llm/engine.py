@@ -48,8 +48,8 @@ from tidekv_llm.prefill.result import Prefilled
 from tidekv_llm.request import ProgressCallback, Request
 from tidekv_llm.schedules import Job, make_schedule
 from tidekv_llm.selfcheck import check_decoder
-from tidekv_llm.store import StorePool
 from tidekv_llm.store.identity import model_identity
+from tidekv_llm.store.pool import StorePool
 from tidekv_llm.store.reuse import PrefixCache, PromptIdentity, Reuse, SharedPrefix
 
 if TYPE_CHECKING:
@@ -511,7 +511,6 @@ class TideKV:
         instructions: str | None = None,
         int8: bool = False,
         limit_bytes: int | None = None,
-        history: Sequence[HistoryTurn] = (),
     ) -> Session:
         """Open documents for several questions: their keys and values are computed once.
 
@@ -527,7 +526,6 @@ class TideKV:
             limit_bytes: most host memory for the stores of all sessions on these weights (``"disk"``: most bytes of
                 all sessions' files); the least recently used document goes first and is read again when it is asked
                 about.
-            history: (question, answer) pairs of an earlier conversation about these documents.
 
         Raises:
             ConfigError: an option is unknown, or the documents do not fit the context window.
@@ -547,7 +545,6 @@ class TideKV:
             instructions=instructions,
             int8=int8,
             limit_bytes=limit_bytes,
-            history=history,
         )
 
     # --- inside -----------------------------------------------------------------------------------------

@@ -21,8 +21,11 @@ from tidekv_llm.engine import Answer, AnswerStream, TideKV, _options
 from tidekv_llm.errors import CacheError, ClosedError, ConfigError
 from tidekv_llm.planner import CHUNK_SIZES
 from tidekv_llm.request import ProgressCallback, Request
-from tidekv_llm.store import DiskStore, MemoryStore, PrefixStore, StorePool
+from tidekv_llm.store.base import PrefixStore, digest_ids
+from tidekv_llm.store.disk import DiskStore
+from tidekv_llm.store.memory import MemoryStore
 from tidekv_llm.store.named import session_folder, shrink
+from tidekv_llm.store.pool import StorePool
 from tidekv_llm.store.reuse import PromptIdentity, Reuse, reusable
 
 if TYPE_CHECKING:
@@ -44,7 +47,6 @@ class Session:
         instructions: instead of the default ones.
         int8: store 8-bit integers (memory only).
         limit_bytes: most bytes of all sessions' files; the least recently used documents go first (disk only).
-        history: (question, answer) pairs of an earlier conversation about these documents.
 
     Raises:
         ConfigError: an option is unknown or does not go with another.
@@ -61,7 +63,6 @@ class Session:
         instructions: str | None = None,
         int8: bool = False,
         limit_bytes: int | None = None,
-        history: Sequence[HistoryTurn] = (),
     ) -> None:
         if store not in STORES:
             raise ConfigError(f"store={store!r} is unknown; choose one of {', '.join(STORES)}")
@@ -79,7 +80,7 @@ class Session:
         # An "auto" chunk size is settled now: another one would mean other rounding, and so another store.
         chunk_size = self._stored_chunk_size(engine) or engine._chunk_size(len(prompt.token_ids))
         self._engine = engine.with_prefill(chunk_size=chunk_size)
-        self._history: list[HistoryTurn] = list(history)
+        self._history: list[HistoryTurn] = []
         self._closed = False
 
     @property
@@ -177,6 +178,15 @@ class Session:
             self._documents = before
             raise
         self._prefix.document = prompt.token_ids[: prompt.document_end]
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the documents as this model reads them, instructions included."""
+        return digest_ids(self._prefix.document)
+
+    def resume(self, history: Sequence[HistoryTurn]) -> None:
+        """Go on with an earlier conversation: (question, answer) pairs, instead of what was asked here."""
+        self._history[:] = [(str(question), str(answer)) for question, answer in history]
 
     def forget(self) -> None:
         """Drop the history; the documents stay."""

@@ -93,6 +93,7 @@ class PrefixFeed:
     def fill(self, layer: int) -> None:
         """Have the prefix in place before the first chunk of ``layer``, the active layer."""
         if layer not in self._begun:
+            self._slot_free = self._copier.mark()
             self._begin(layer)
         for ticket in self._begun.pop(layer):
             self._copier.wait(ticket)

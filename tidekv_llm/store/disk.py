@@ -19,12 +19,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from tidekv_llm.errors import CacheError
 from tidekv_llm.store.base import PrefixStore, StoreKey
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VERSION = 1
 META = "meta.json"
