@@ -122,7 +122,7 @@ class _Int8:
             for head, out in zip(row, target, strict=True):
                 wide = head.float()
                 scale = wide.abs().amax(dim=dim, keepdim=True).div_(127).clamp_min_(1e-12)
-                out.copy_(wide.div_(scale).round_())
+                out.copy_((wide / scale).round_())  # not in place: float32 heads are views of the active layer
                 scales.append(scale.cpu())
         scale = torch.stack(scales).view(*tensor.shape[:2], *scales[0].shape)
         return cls(data, scale, tensor.dtype)
