@@ -44,7 +44,7 @@ def flash_stand_in(
 ) -> Any:
     """What flash-attn documents for ``flash_attn_func``, on a CPU.
 
-    Tensors are [batch, length, heads, head_dim]. Causal masks and windows are aligned to the bottom right: query
+    Tensors are [batch, length, heads, head_dim]. Masks and windows are aligned to the bottom right: query
     i sees keys i + L - C - left .. i + L - C + right.
     """
     assert dropout_p == 0.0

@@ -5,7 +5,6 @@ One prefill per depth serves all selectors (:class:`tidekv_llm.compress.fan_out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,19 +24,17 @@ CHOICES = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(embedded_model_path: Path) -> Iterator[dict[tuple[str, int], Outcome]]:
+def outcomes(embedded_model_path: Path) -> dict[tuple[str, int], Outcome]:
     with TideKV.from_pretrained("smollm2-135m") as llm:
         found = sweep(llm, list(CHOICES.values()), kept_tokens=BUDGETS, depths=DEPTHS)
     names = [(name, kept) for kept in BUDGETS for name in CHOICES]
-    yield dict(zip(names, found, strict=True))
+    return dict(zip(names, found, strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", BUDGETS)
 @pytest.mark.parametrize("name", ["snapkv", "chunkkv", "keydiff", "ada"])
-def test_the_needle_is_found_at_every_depth(
-    outcomes: dict[tuple[str, int], Outcome], name: str, kept: int
-) -> None:
+def test_the_needle_is_found_at_every_depth(outcomes: dict[tuple[str, int], Outcome], name: str, kept: int) -> None:
     outcome = outcomes[name, kept]
     assert outcome.found == (True, True, True), outcome.answers
 

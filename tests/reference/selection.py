@@ -18,7 +18,7 @@ def snapkv_scores(
 ) -> list[list[list[float]]]:
     """Scores [batch][kv_head][S - W] of the keys before the observation window.
 
-    Softmax over all causal keys, the window's own included; weights 1/W; mean over the query heads of a KV head;
+    Softmax over all causal keys, the own window included; weights 1/W; mean over the query heads of a KV head;
     then pooling over neighbours with stride 1 and padding kernel//2 (zeros take part in the average).
     """
     batch, heads, window, _ = queries.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from tidekv_llm.attention import AttentionDispatch
-from tidekv_llm.bench.corpus import corpus_text
 from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.compress.fan_out import FanOut
 from tidekv_llm.config import PrefillConfig
@@ -19,7 +19,24 @@ from tidekv_llm.request import Request
 from tidekv_llm.schedules import Job, make_schedule
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from tidekv_llm.engine import TideKV
+
+WHO = (
+    "The gardener", "An old sailor", "My neighbour", "The young teacher", "A quiet traveller", "The baker",
+    "Her brother", "The painter", "A tired clerk", "The shepherd", "Our guide",
+)  # fmt: skip
+DID = (
+    "walked slowly", "told a long story", "looked for shelter", "sang an old song", "waited for the rain to stop",
+    "sat down to rest", "watched the clouds", "ate some bread", "read a letter", "mended a broken chair",
+    "thought about the summer", "spoke with a friend", "counted the birds",
+)  # fmt: skip
+WHERE = (
+    "near the river", "behind the church", "at the edge of the forest", "in the market square",
+    "beside the old bridge", "on the way home", "under the chestnut trees",
+)  # fmt: skip
+OVERHEAD_TOKENS = 80
 
 QUESTION = "What is the secret number? Answer with the number only."
 ANSWER_TOKENS = 12
@@ -44,13 +61,28 @@ def make_needle(llm: TideKV, prompt_tokens: int, depth: float, number: str = "74
     """A chat prompt of about ``prompt_tokens`` tokens with the number at ``depth``."""
     assert llm.tokenizer is not None
     sentence = f"\n\nThe secret number is {number}. Remember it.\n\n"
-    text = corpus_text()[: prompt_tokens * 8]
-    ids = llm.tokenizer(text, add_special_tokens=False).input_ids[: prompt_tokens - 80]
-    lines = llm.tokenizer.decode(ids).split("\n\n")
-    place = max(1, round(depth * len(lines)))
-    haystack = "\n\n".join(lines[:place]) + sentence + "\n\n".join(lines[place:])
+    paragraphs = _paragraphs(llm.tokenizer, prompt_tokens - OVERHEAD_TOKENS)
+    place = round(depth * len(paragraphs))
+    haystack = "\n\n".join(paragraphs[:place]) + sentence + "\n\n".join(paragraphs[place:])
     prompt = llm.encode([{"role": "user", "content": f"{haystack}\n\n{QUESTION}"}])
     return Needle(prompt, number, depth)
+
+
+def _paragraphs(tokenizer: PreTrainedTokenizerBase, tokens: int) -> list[str]:
+    """Paragraphs of neutral prose, together just below so many tokens."""
+    paragraphs: list[str] = []
+    for number in itertools.count():
+        paragraph = " ".join(_sentence(5 * number + each) for each in range(5))
+        tokens -= len(tokenizer(paragraph + "\n\n", add_special_tokens=False).input_ids)
+        if tokens < 0:
+            break
+        paragraphs.append(paragraph)
+    return paragraphs
+
+
+def _sentence(number: int) -> str:
+    """One of 11 * 13 * 7 sentences; neighbours share no part."""
+    return f"{WHO[number % len(WHO)]} {DID[number % len(DID)]} {WHERE[number % len(WHERE)]}."
 
 
 @torch.no_grad()

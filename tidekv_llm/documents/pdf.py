@@ -6,6 +6,7 @@ JSON from a pipe, and turns whatever happens to the child into one typed, one-li
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -41,7 +42,7 @@ class PdfLimits:
         memory_bytes: address space of the worker (where the system can limit it).
         cpu_seconds: CPU time of the worker.
         wall_seconds: deadline for the whole document.
-        page_seconds: deadline for one page; a page that misses it is reported and the next one is read.
+        page_seconds: CPU time for one page; a page that takes longer is reported and the next one is read.
         max_pages: pages read at most; a longer document needs a selection.
         max_characters: characters of text in all.
         max_page_characters: characters of text on one page.
@@ -186,7 +187,7 @@ def _failure(name: str, reason: str, text: str, limits: PdfLimits) -> Exception:
         "too-much-text": f"{name} has more than {limits.max_characters:,} characters by page {text}; "
         "choose fewer pages with pages='1-...'",
         "memory": f"{name} needs more than {limits.memory_bytes >> 20} MiB to read; choose fewer pages",
-        "time": f"{name} could not be opened within {limits.page_seconds:g} s; repair it, e.g. with qpdf",
+        "time": f"{name} took over {limits.page_seconds:g} CPU seconds to open; repair it, e.g. with qpdf",
     }
     fallback = f"{name} is damaged ({text.rstrip('.')}); repair the file, e.g. with qpdf"
     return DocumentError(messages.get(reason, fallback))
@@ -203,25 +204,16 @@ class _Worker:
         # A slow caller makes the worker wait in its pipe instead of filling the parent's memory.
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=64)
         self._closing = threading.Event()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tidekv_llm.documents.pdf_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_environment(),
-            close_fds=True,
-        )
+        self._process = _start_process()
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
             raise DocumentError("the PDF worker has no pipes; try again")
         self._reader = threading.Thread(target=self._read, args=(stdout,), daemon=True)
         self._reader.start()
-        try:
-            # The password goes through the pipe: command lines are readable by other users.
+        # The password goes through the pipe: command lines are readable by other users. A worker that died at
+        # once makes this fail; next_message() will say so.
+        with contextlib.suppress(OSError), stdin:
             stdin.write(json.dumps(request).encode("utf-8"))
-            stdin.close()
-        except OSError:  # it died at once; next_message() will say so
-            pass
 
     def next_message(self, name: str) -> dict[str, Any] | None:
         """The next message, or None when the worker is gone; DocumentError past the deadline."""
@@ -280,6 +272,22 @@ class _Worker:
         except (OSError, ValueError):
             return None
         return message if isinstance(message, dict) and "kind" in message else None
+
+
+def _start_process() -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tidekv_llm.documents.pdf_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+            close_fds=True,
+        )
+    except OSError as error:
+        raise DocumentError(
+            f"the PDF worker cannot be started ({error.strerror}); free some memory"
+        ) from None
 
 
 def _environment() -> dict[str, str]:

@@ -360,7 +360,11 @@ def _second_try(request: dict[str, Any], numbers: list[int], labels: list[str], 
 
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raise ``_PageTimeout`` in the block after ``seconds``: pypdf is Python, so a signal can stop it."""
+    """Raise ``_PageTimeout`` in the block after ``seconds`` of CPU time.
+
+    pypdf is Python code, so a signal can stop it. CPU time, because a busy machine is not the page's fault;
+    the parent has the wall deadline.
+    """
     if not hasattr(signal, "setitimer"):  # Windows: the parent's deadline stops the process instead
         yield
         return
@@ -368,12 +372,12 @@ def _alarm(seconds: float) -> Iterator[None]:
     def stop(signum: int, frame: FrameType | None) -> None:
         raise _PageTimeout(f"not done within {seconds:g} s")
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _warn(output: BinaryIO, text: str, page: int | None = None) -> None:

@@ -7,6 +7,8 @@ head, and the buffers serve the next layer.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
@@ -70,7 +72,5 @@ def _run_chunk(
     hidden = bridge.read(chunk)
     positions = torch.arange(chunk.start, chunk.stop, device=hidden.device)
     tables = decoder.position_embeddings(hidden, positions, prompt_length - 1, index)
-    try:
+    with suppress(KeysValuesOnly):  # the last layer, before the observation window
         bridge.write(chunk, decoder.run_layer(index, hidden, positions, tables, active))
-    except KeysValuesOnly:  # the last layer, before the observation window
-        pass
