@@ -213,11 +213,23 @@ class Decoder:
         device: torch.device = self.backbone.embed_tokens.weight.device
         return device
 
+    def layer_device(self, layer: int) -> torch.device:
+        """Where a layer's keys and values are computed."""
+        device: torch.device = next(self.layers[layer].parameters()).device
+        return device
+
     def sliding_window(self, layer: int) -> int | None:
         """Window of a sliding-window layer in tokens, None for full attention."""
         if self.layer_types[layer] == "sliding_attention":
             return int(self.config.sliding_window)
         return None
+
+    @property
+    def rope_depends_on_length(self) -> bool:
+        """Whether keys of the same tokens differ between prompts of different length (dynamic, longrope)."""
+        settings = getattr(self.config, "rope_parameters", None) or getattr(self.config, "rope_scaling", None) or {}
+        kinds = [settings, *(value for value in settings.values() if isinstance(value, dict))]
+        return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
 
     def max_exact_length(self) -> int | None:
         """Prompt length up to which every layer's attention is computed as the family defines it."""

@@ -57,13 +57,20 @@ class ActiveLayer:
         self.index, self.length, self.outputs_needed, self._has_lse = index, 0, True, True
         self._accumulator = self._make_accumulator()
 
+    def preload(self, keys: Tensor, values: Tensor, count: int, device: torch.device) -> None:
+        """Take the first ``count`` positions from a store: keys [B, Hkv, P, D] and values, on the host."""
+        stored_keys, stored_values = self._storage(keys, values, device)
+        stored_keys[:, :, :count].copy_(keys[:, :, :count], non_blocking=True)
+        stored_values[:, :, :count].copy_(values[:, :, :count], non_blocking=True)
+        self.length = count
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Prompt positions stored so far."""
         return self.length
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append a chunk's keys and values [B, Hkv, C, D]; return views of all so far."""
-        keys, values = self._storage(key_states, value_states)
+        keys, values = self._storage(key_states, value_states, key_states.device)
         end = self.length + key_states.shape[2]
         keys[:, :, self.length : end] = key_states
         values[:, :, self.length : end] = value_states
@@ -103,15 +110,14 @@ class ActiveLayer:
         """2 * B * Hkv * S * D * element size (the active-KV term of Eq. 9)."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._buffers.values())
 
-    def _storage(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        device = key_states.device  # a model spread over devices gets one pair on each
-        if device not in self._buffers:
-            self._buffers[device] = (
-                key_states.new_empty((*key_states.shape[:2], self.prompt_length, key_states.shape[-1])),
-                value_states.new_empty((*value_states.shape[:2], self.prompt_length, value_states.shape[-1])),
-            )
+    def _storage(self, keys: Tensor, values: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        if device not in self._buffers:  # a model spread over devices gets one pair on each
+            self._buffers[device] = (self._empty_like(keys, device), self._empty_like(values, device))
         self._keys, self._values = self._buffers[device]
         return self._keys, self._values
+
+    def _empty_like(self, chunk: Tensor, device: torch.device) -> Tensor:
+        return chunk.new_empty((*chunk.shape[:2], self.prompt_length, chunk.shape[-1]), device=device)
 
     def _keep_window(self, queries: Tensor, lse: Tensor | None) -> None:
         """Store observation queries; a window can span several chunks (chunk size 1, say)."""

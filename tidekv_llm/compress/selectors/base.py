@@ -48,6 +48,11 @@ class Selector(ABC):
         """
         return None
 
+    @property
+    def needs_all_queries(self) -> bool:
+        """Whether every query of the prompt must be seen, so that no stored prefix can be used."""
+        return type(self).accumulator is not Selector.accumulator
+
     def indices(self, layer: FullLayer, count: int, first: int, last: int) -> Tensor | None:
         """Choose directly: int64 [B, Hkv, count] of the range [first, last), or None to go by the scores."""
         return None
