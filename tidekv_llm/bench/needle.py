@@ -39,7 +39,7 @@ WHERE = (
 OVERHEAD_TOKENS = 80
 
 QUESTION = "What is the secret number? Answer with the number only."
-ANSWER_TOKENS = 12
+ANSWER_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
