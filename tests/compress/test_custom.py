@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,12 +85,13 @@ def test_places_cannot_be_compared_between_heads_or_layers() -> None:
         select_per_head(random_layer(60), Places(never), 25, window_size=16, sinks=4, block_size=8, floor_alpha=0.5)
 
 
-def test_the_example_is_short_and_works() -> None:
+def test_the_example_is_short_and_works(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(EXAMPLE.read_text().splitlines()) < 40
     spec = importlib.util.spec_from_file_location("custom_selector_example", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
     spec.loader.exec_module(module)
     from tidekv_llm.compress import selectors
 

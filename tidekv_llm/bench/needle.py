@@ -38,7 +38,7 @@ WHERE = (
 )  # fmt: skip
 OVERHEAD_TOKENS = 80
 
-QUESTION = "What is the secret number? Answer with the number only."
+QUESTION = "What is the secret number mentioned in the text?"
 ANSWER_TOKENS = 24
 
 
@@ -60,24 +60,22 @@ class Needle:
 def make_needle(llm: TideKV, prompt_tokens: int, depth: float, number: str = "7422361") -> Needle:
     """A chat prompt of about ``prompt_tokens`` tokens with the number at ``depth``."""
     assert llm.tokenizer is not None
-    sentence = f"\n\nThe secret number is {number}. Remember it.\n\n"
-    paragraphs = _paragraphs(llm.tokenizer, prompt_tokens - OVERHEAD_TOKENS)
-    place = round(depth * len(paragraphs))
-    haystack = "\n\n".join(paragraphs[:place]) + sentence + "\n\n".join(paragraphs[place:])
+    sentences = _sentences(llm.tokenizer, prompt_tokens - OVERHEAD_TOKENS)
+    place = round(depth * len(sentences))
+    haystack = " ".join([*sentences[:place], f"The secret number is {number}.", *sentences[place:]])
     prompt = llm.encode([{"role": "user", "content": f"{haystack}\n\n{QUESTION}"}])
     return Needle(prompt, number, depth)
 
 
-def _paragraphs(tokenizer: PreTrainedTokenizerBase, tokens: int) -> list[str]:
-    """Paragraphs of neutral prose, together just below so many tokens."""
-    paragraphs: list[str] = []
+def _sentences(tokenizer: PreTrainedTokenizerBase, tokens: int) -> list[str]:
+    """Sentences of neutral prose, together just below so many tokens."""
+    sentences: list[str] = []
     for number in itertools.count():
-        paragraph = " ".join(_sentence(5 * number + each) for each in range(5))
-        tokens -= len(tokenizer(paragraph + "\n\n", add_special_tokens=False).input_ids)
+        tokens -= len(tokenizer(_sentence(number) + " ", add_special_tokens=False).input_ids)
         if tokens < 0:
             break
-        paragraphs.append(paragraph)
-    return paragraphs
+        sentences.append(_sentence(number))
+    return sentences
 
 
 def _sentence(number: int) -> str:
@@ -93,8 +91,8 @@ def answers(
 
     All configurations see the same full layers, so their answers differ by what was kept alone.
     """
-    assert llm.tokenizer is not None
-    decoder = llm.decoder
+    tokenizer, decoder = llm.tokenizer, llm.decoder
+    assert tokenizer is not None
     full = [index for index in range(decoder.num_layers) if decoder.sliding_window(index) is None]
     fan_out = FanOut(
         [Compressor(config, decoder.num_layers, len(token_ids), ANSWER_TOKENS, full) for config in configs]
@@ -108,5 +106,6 @@ def answers(
     for cache in fan_out.caches:
         adapter = DecodeAdapter(decoder, cache, attention)
         tokens = decode_tokens(adapter.step, logits, lambda row: int(row.argmax()), max_new_tokens=ANSWER_TOKENS)
-        texts.append(llm.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        answer = list(itertools.takewhile(lambda token: token != tokenizer.eos_token_id, tokens))
+        texts.append(tokenizer.decode(answer))
     return texts
