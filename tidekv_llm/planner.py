@@ -59,7 +59,9 @@ class ModelShape:
         return chunk_size * (mlp + hidden + attention)
 
 
-def choose_chunk_size(shape: ModelShape, prompt_length: int, config: PrefillConfig, device: torch.device | str) -> int:
+def choose_chunk_size(
+    shape: ModelShape, prompt_length: int, config: PrefillConfig, device: torch.device | str
+) -> int:
     """The largest chunk whose activations stay below the terms that no chunk size can change.
 
     Larger chunks are faster, but beyond active KV, bridge and retained caches they would decide the peak. If

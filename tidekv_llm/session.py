@@ -139,9 +139,13 @@ class Session:
         cancel: threading.Event | None = None,
     ) -> AnswerStream:
         """Like :meth:`ask`, as text deltas; the stream's ``answer`` is there at the end."""
-        return self._stream(question, remember, max_new_tokens, temperature, top_p, top_k, stop, seed, progress, cancel)
+        return self._stream(
+            question, remember, max_new_tokens, temperature, top_p, top_k, stop, seed, progress, cancel
+        )
 
-    def ingest(self, *, progress: ProgressCallback | None = None, cancel: threading.Event | None = None) -> None:
+    def ingest(
+        self, *, progress: ProgressCallback | None = None, cancel: threading.Event | None = None
+    ) -> None:
         """Read the documents now, so that the first question is as quick as the later ones."""
         self._check_open()
         engine, ids = self._engine, self._prefix.document
@@ -213,7 +217,9 @@ class Session:
 
         return AnswerStream(remembering())
 
-    def _prompt(self, engine: TideKV, question: str, history: Sequence[HistoryTurn], answer_reserve: int) -> Prompt:
+    def _prompt(
+        self, engine: TideKV, question: str, history: Sequence[HistoryTurn], answer_reserve: int
+    ) -> Prompt:
         return build_prompt(
             self._documents,
             question,
