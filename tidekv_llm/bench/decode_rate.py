@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ def decode_rates(
     """Tokens per second with rectangular, flattened, head-adaptive and quantised caches, alternating."""
     assert llm.tokenizer is not None
     prompt = corpus_prompt(llm.tokenizer, prompt_tokens)
-    variants = {
+    variants: dict[str, dict[str, Any]] = {
         "rectangular": {"layout": "rectangular"},
         "flattened": {"layout": "flattened"},
         "ada": {"head_budget": "ada"},
