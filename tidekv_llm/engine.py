@@ -1,6 +1,6 @@
 """TideKV: the whole path on one page.
 
-    documents -> prompt -> layer-major prefill -> compressed cache -> decode -> answer with page citations
+documents -> prompt -> layer-major prefill -> compressed cache -> decode -> answer with page citations
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from tidekv_llm.lock import FairLock
 from tidekv_llm.memory import MemoryMeter, MemoryReport, weight_bytes
 from tidekv_llm.metrics import Metrics
 from tidekv_llm.models import LoadedModel, load
-from tidekv_llm.planner import ModelShape, choose_chunk_size
+from tidekv_llm.planner import plan_request
 from tidekv_llm.prefill.result import Prefilled
 from tidekv_llm.request import ProgressCallback, Request
 from tidekv_llm.schedules import Job, make_schedule
 from tidekv_llm.selfcheck import check_decoder
+from tidekv_llm.shapes import ModelShape
 
 if TYPE_CHECKING:
     from tidekv_llm.documents.prompt import HistoryTurn
@@ -187,9 +188,7 @@ class TideKV:
             engine._notes = (loaded.rope_note,)
         return engine
 
-    def _attach(
-        self, weights: _Weights, config: PrefillConfig, context_window: int, notes: tuple[str, ...]
-    ) -> None:
+    def _attach(self, weights: _Weights, config: PrefillConfig, context_window: int, notes: tuple[str, ...]) -> None:
         weights.users += 1
         self._weights: _Weights | None = weights
         self.config = config
@@ -496,31 +495,31 @@ class TideKV:
                 prompt_tokens=length,
                 limit=exact,
             )
-        chunk_size = config.chunk_size
-        if chunk_size == "auto":
-            chunk_size = choose_chunk_size(self.shape, length, config, decoder.device)
-        with (
-            weights.lock.hold(request.cancel),
-            torch.no_grad(),
-            _memory_errors(f"a prompt of {length:,} tokens at chunk_size={chunk_size}"),
-            MemoryMeter(decoder.device, weights=weights.nbytes) as meter,
-        ):
+        with weights.lock.hold(request.cancel), torch.no_grad():
             request.started = time.perf_counter()
-            compressor = Compressor(config, decoder.num_layers, length, reserve)
-            job = Job(
-                compressor=compressor,
-                attention=AttentionDispatch(config.attention),
-                request=request,
-                meter=meter,
-                chunk_size=int(chunk_size),
-                boundary=boundary,
-                all_outputs=all_outputs,
-            )
-            cache, hidden = make_schedule(config.schedule).prefill(decoder, ids, job)
-            logits = decoder.logits(hidden[:, -1])[0]
-            report = meter.report()
-            seconds = time.perf_counter() - request.started
-        metrics = self._metrics(report, cache.kept_tokens, cache.nbytes, length, int(chunk_size))
+            # Asked under the lock: what an earlier request holds is not free.
+            chunk_size, _ = plan_request(self.shape, length, config, decoder.device, reserve)
+            with (
+                _memory_errors(f"a prompt of {length:,} tokens at chunk_size={chunk_size}"),
+                MemoryMeter(decoder.device, weights=weights.nbytes) as meter,
+            ):
+                compressor = Compressor(config, decoder.num_layers, length, reserve)
+                job = Job(
+                    compressor=compressor,
+                    attention=AttentionDispatch(config.attention),
+                    request=request,
+                    meter=meter,
+                    chunk_size=chunk_size,
+                    boundary=boundary,
+                    all_outputs=all_outputs,
+                    bridge=config.bridge,
+                    mlp_chunk_size=config.mlp_chunk_size,
+                )
+                cache, hidden = make_schedule(config.schedule).prefill(decoder, ids, job)
+                logits = decoder.logits(hidden[:, -1])[0]
+                report = meter.report()
+                seconds = time.perf_counter() - request.started
+        metrics = self._metrics(report, cache.kept_tokens, cache.nbytes, length, chunk_size)
         metrics.prefill_seconds = metrics.ttft_seconds = seconds
         metrics.compress_seconds = request.seconds.get("compress", 0.0)
         return Prefilled(cache, logits, length, metrics, compressor.evidence, hidden[0])
@@ -610,9 +609,7 @@ def _options(
     return _Options(max_new_tokens, sampling, stops, ignore_eos)
 
 
-def _drain(
-    deltas: Generator[str, None, Generation], on_text: Callable[[str], None] | None = None
-) -> Generation:
+def _drain(deltas: Generator[str, None, Generation], on_text: Callable[[str], None] | None = None) -> Generation:
     stream = Stream(deltas)
     for delta in stream:
         if on_text is not None:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from tidekv_llm.prefill.chunks import Chunk
 
+Shape = tuple[int, int, int]
+
+
+def make_bridge(where: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> HiddenBridge:
+    """A bridge of ``shape`` [B, S, d_model]: ``"device"``, or ``"host"`` for a device with little memory."""
+    return (HostBridge if where == "host" else HiddenBridge)(shape, dtype, device)
+
 
 class HiddenBridge:
-    """Hidden states [B, S, d_model]; a chunk's output replaces its input."""
+    """Hidden states [B, S, d_model] on the device; a chunk's output replaces its input."""
 
-    def __init__(self, batch: int, prompt_length: int, hidden_size: int, dtype: torch.dtype, device: torch.device):
-        self._slots = torch.empty((batch, prompt_length, hidden_size), dtype=dtype, device=device)
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self._device = device
+        self._slots = self._allocate(shape, dtype)
 
-    def read(self, chunk: Chunk) -> Tensor:
-        """Input of a chunk, a view [B, C, d_model]."""
+    def _allocate(self, shape: Shape, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def read(self, chunk: Chunk, ahead: Chunk | None = None) -> Tensor:
+        """Input of a chunk, [B, C, d_model]; ``ahead`` is the chunk that will be read next in this layer."""
         return self._slots[:, chunk.start : chunk.stop]
 
     def write(self, chunk: Chunk, hidden: Tensor) -> None:
@@ -34,3 +47,56 @@ class HiddenBridge:
     def nbytes(self) -> int:
         """B * S * d_model * element size (the hidden term of Eq. 9)."""
         return self._slots.nbytes
+
+
+class HostBridge(HiddenBridge):
+    """Hidden states in host memory: pinned on CUDA, with copies that overlap the computation.
+
+    A chunk's input is fetched while the chunk before it is computed, so the device holds two inputs and one output
+    on its way back. All copies go through one stream of their own: what is written is written before it is read.
+    """
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self._stream: Any = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._fetched: tuple[Chunk, Tensor] | None = None
+        super().__init__(shape, dtype, device)
+
+    def _allocate(self, shape: Shape, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=self._device.type == "cuda")
+
+    def read(self, chunk: Chunk, ahead: Chunk | None = None) -> Tensor:
+        if self._stream is None:  # the host's memory is the device's
+            return super().read(chunk)
+        hidden = self._fetched[1] if self._fetched and self._fetched[0] == chunk else self._fetch(chunk)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        hidden.record_stream(current)
+        self._fetched = (ahead, self._fetch(ahead)) if ahead is not None else None
+        return hidden
+
+    def _fetch(self, chunk: Chunk) -> Tensor:
+        with torch.cuda.stream(self._stream):
+            return super().read(chunk).to(self._device, non_blocking=True)
+
+    def write(self, chunk: Chunk, hidden: Tensor) -> None:
+        if self._stream is None:
+            super().write(chunk, hidden)
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            self._slots[:, chunk.start : chunk.stop].copy_(hidden, non_blocking=True)
+        hidden.record_stream(self._stream)
+
+    def last(self) -> Tensor:
+        self._wait()
+        return super().last().to(self._device)
+
+    def all(self) -> Tensor:
+        self._wait()
+        return self._slots.to(self._device)
+
+    def _wait(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()

@@ -15,14 +15,12 @@ from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.hf import Decoder, KeysValuesOnly
 from tidekv_llm.prefill.active_layer import ActiveLayer
 from tidekv_llm.prefill.chunks import Chunk, last_layer_chunks, plan_chunks
-from tidekv_llm.prefill.hidden_bridge import HiddenBridge
+from tidekv_llm.prefill.hidden_bridge import HiddenBridge, make_bridge
 from tidekv_llm.prefill.work import WorkMeter
 from tidekv_llm.schedules.base import Job
 
 
-def prefill_layers(
-    decoder: Decoder, token_ids: Tensor, job: Job, *, chunk_size: int
-) -> tuple[CompressedCache, Tensor]:
+def prefill_layers(decoder: Decoder, token_ids: Tensor, job: Job, *, chunk_size: int) -> tuple[CompressedCache, Tensor]:
     """Build the compressed cache of a prompt.
 
     Args:
@@ -40,7 +38,8 @@ def prefill_layers(
     """
     prompt_length = token_ids.shape[1]
     chunks = plan_chunks(prompt_length, chunk_size, job.boundary)
-    bridge = HiddenBridge(token_ids.shape[0], prompt_length, decoder.hidden_size, decoder.dtype, decoder.device)
+    shape = (token_ids.shape[0], prompt_length, decoder.hidden_size)
+    bridge = make_bridge(job.bridge, shape, decoder.dtype, decoder.device)
     for chunk in chunks:
         bridge.write(chunk, decoder.embed(token_ids[:, chunk.start : chunk.stop]))
     scratch = Scratch()
@@ -53,7 +52,11 @@ def prefill_layers(
         for number, (chunk, outputs_needed) in enumerate(steps, start=1):
             job.request.check_cancelled()
             active.outputs_needed = outputs_needed
-            _run_chunk(decoder, index, chunk, prompt_length, bridge, active)
+            hidden = bridge.read(chunk, ahead=steps[number][0] if number < len(steps) else None)
+            output = _run_chunk(decoder, index, chunk, prompt_length, hidden, active, job.mlp_chunk_size)
+            if output is not None:
+                bridge.write(chunk, output)
+            del hidden, output
             job.request.report(index + 1, decoder.num_layers, number, len(steps), work.finish(chunk))
         with job.request.timed("compress"):
             full = active.full_layer(decoder.num_layers)
@@ -66,12 +69,18 @@ def prefill_layers(
 
 
 def _run_chunk(
-    decoder: Decoder, index: int, chunk: Chunk, prompt_length: int, bridge: HiddenBridge, active: ActiveLayer
-) -> None:
-    hidden = bridge.read(chunk)
+    decoder: Decoder,
+    index: int,
+    chunk: Chunk,
+    prompt_length: int,
+    hidden: Tensor,
+    active: ActiveLayer,
+    mlp_chunk_size: int,
+) -> Tensor | None:
+    """The layer's output [B, C, d_model], None where only keys and values were needed."""
     positions = torch.arange(chunk.start, chunk.stop, device=hidden.device)
     tables = decoder.position_embeddings(hidden, positions, prompt_length - 1, index)
     try:
-        bridge.write(chunk, decoder.run_layer(index, hidden, positions, tables, active))
+        return decoder.run_layer(index, hidden, positions, tables, active, mlp_chunk_size)
     except KeysValuesOnly:  # the last layer, before the observation window
-        pass
+        return None

@@ -29,6 +29,8 @@ class Job:
         boundary: a position where a chunk must end, 0 for none.
         all_outputs: also compute the last layer's hidden states that the next token does not need (to measure
             fidelity).
+        bridge: where the hidden states between layers lie, ``"device"`` or ``"host"``.
+        mlp_chunk_size: tokens per call of a layer's MLP, 0 for no split.
     """
 
     compressor: Compressor
@@ -38,6 +40,8 @@ class Job:
     chunk_size: int
     boundary: int = 0
     all_outputs: bool = False
+    bridge: str = "device"
+    mlp_chunk_size: int = 0
 
 
 class Schedule(Protocol):
