@@ -30,8 +30,10 @@ from tidekv_llm.errors import ConfigError
 # Bytes of one score tile. A tile must stay in the last-level cache, and the buffer is part of the construction
 # peak. 4 MiB in bf16 holds, for a group of 3 query heads and 8,192 keys, tiles of 85 queries.
 TILE_BYTES = 4 * 2**20
-# Queries per tile are a multiple of this where possible: matrix kernels like it.
-TILE_STEP = 16
+# Tile shapes come from a short list: queries per tile are a power of two where possible, and a tile's keys end at
+# a multiple of KEY_STEP or at the chunk's end. oneDNN compiles and keeps a kernel for every new shape: with free
+# shapes a prompt of 8,192 tokens compiled hundreds of them, and their code outweighed the active layer's KV.
+KEY_STEP = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ class TiledAttention:
         tile = self.tile_queries(group, span, count, query.element_size())
         for start in range(0, count, tile):
             stop = min(start + tile, count)
-            rows = _TileRows(start, stop, length - count, params.window)
+            rows = _TileRows(start, stop, length - count, length, params.window)
             for row in range(batch):
                 for head in range(kv_heads):
                     group_heads = slice(head * group, (head + 1) * group)
@@ -150,9 +152,8 @@ class TiledAttention:
 
     def tile_queries(self, group: int, span: int, count: int, element_size: int) -> int:
         tile = self.tile_bytes // (group * span * element_size)
-        if tile >= TILE_STEP:
-            tile -= tile % TILE_STEP
-        return max(1, min(tile, count))
+        power = 1 << max(0, tile.bit_length() - 1)
+        return max(1, min(power, count))
 
     def _scores(self, query: Tensor, key: Tensor, params: AttentionParams, rows: _TileRows, scratch: Scratch) -> Tensor:
         group, count, dim = query.shape
@@ -181,12 +182,13 @@ class _TileRows:
     """Query rows [start, stop) of a chunk that begins at key position ``offset``, and the keys they may see.
 
     Example: offset 8, rows 2..4 with window 4: positions 10 and 11 see keys 7..10 and 8..11, so the tile spans
-    keys 7..11; key 11 is masked for the first row and key 7 for the second.
+    keys 7..11 at least; key 11 is masked for the first row and key 7 for the second.
     """
 
     start: int
     stop: int
     offset: int
+    length: int
     window: int | None
 
     @property
@@ -195,7 +197,7 @@ class _TileRows:
 
     @property
     def end_key(self) -> int:
-        return self.offset + self.stop
+        return min(-(-(self.offset + self.stop) // KEY_STEP) * KEY_STEP, self.length)
 
     @property
     def first_key(self) -> int:
@@ -209,15 +211,15 @@ class _TileRows:
 
     def mask_(self, scores: Tensor) -> None:
         """Set what a row must not see to minus infinity, in place; scores [group, count, keys]."""
-        count = self.count
-        row = torch.arange(count, device=scores.device)
-        if count > 1:
-            scores[..., -count:].masked_fill_(row[None, :] > row[:, None], -math.inf)
+        row = torch.arange(self.count, device=scores.device)
+        own = self.offset + self.start - self.first_key  # column of the first row's own position
+        future = torch.arange(scores.shape[-1] - own, device=scores.device)
+        if len(future) > 1:
+            scores[..., own:].masked_fill_(future[None, :] > row[:, None], -math.inf)
         if self.window is not None:
-            width = min(count + max(0, self._oldest - self.first_key), scores.shape[-1])
-            column = torch.arange(width, device=scores.device)
-            too_old = column[None, :] < row[:, None] + (self._oldest - self.first_key)
-            scores[..., :width].masked_fill_(too_old, -math.inf)
+            oldest = self._oldest - self.first_key
+            column = torch.arange(min(max(0, oldest + self.count), scores.shape[-1]), device=scores.device)
+            scores[..., : len(column)].masked_fill_(column[None, :] < row[:, None] + oldest, -math.inf)
 
 
 class MergeAttention:

@@ -147,6 +147,8 @@ class TideKV:
         context_window: int | None = None,
         name: str | None = None,
     ) -> None:
+        if context_window is not None:
+            _whole_number("context_window", context_window, least=1)
         weights = _Weights(model, tokenizer, name or type(model).__name__)
         self._attach(weights, prefill or PrefillConfig(), context_window or _trained_window(weights.decoder), ())
 
@@ -375,6 +377,7 @@ class TideKV:
         """Like :meth:`generate`, as text deltas; bad arguments raise here, not at the first delta."""
         options = _options(max_new_tokens, temperature, top_p, top_k, stop, seed)
         token_ids = self.encode(prompt)
+        self._check_ids(token_ids)
         self._check_length(len(token_ids), options.max_new_tokens)
         return Stream(self._generate(token_ids, options, Request(progress, cancel)))
 
@@ -404,6 +407,7 @@ class TideKV:
             Cancelled: ``cancel`` was set.
         """
         ids = self._check_ids(token_ids)
+        _whole_number("reserve", reserve, least=0)
         self._check_length(ids.shape[1], reserve)
         if not 0 <= document_end <= ids.shape[1]:
             raise ConfigError(f"document_end={document_end} must lie within the prompt of {ids.shape[1]} tokens")
@@ -418,12 +422,12 @@ class TideKV:
             encoded = self._need_tokenizer()(prompt).input_ids
             return [int(token) for token in encoded]
         if isinstance(prompt, Tensor):
-            return [int(token) for token in prompt.flatten()]
+            return [int(token) for token in _one_prompt(prompt)]
         items = list(prompt)
         if items and all(isinstance(item, Mapping) for item in items):
             return chat_prompt(items, self._need_tokenizer())  # type: ignore[arg-type]
         if items and all(isinstance(item, int) for item in items):
-            return [int(item) for item in items]  # type: ignore[arg-type]
+            return [item for item in items if isinstance(item, int)]
         raise ConfigError("a prompt is a string, a non-empty list of messages, or a non-empty list of token ids")
 
     # --- inside -----------------------------------------------------------------------------------------
@@ -448,7 +452,7 @@ class TideKV:
         text = TextStream(weights.tokenizer, options.stop) if weights.tokenizer is not None else None
         stop_ids = frozenset[int]() if options.ignore_eos else self._stop_ids()
         new_ids: list[int] = []
-        finish_reason, first_at = "length", 0.0
+        finish_reason, first_at, away = "length", 0.0, 0.0
         for token in decode_tokens(
             lambda ids: self._step(adapter, ids, request),
             prefilled.logits,
@@ -464,11 +468,13 @@ class TideKV:
             new_ids.append(token)
             if text is not None:
                 if delta := text.push(token):
+                    handed_out = time.perf_counter()
                     yield delta
+                    away += time.perf_counter() - handed_out  # the reader's time is not decoding
                 if text.stopped:
                     finish_reason = "stop"
                     break
-        elapsed = time.perf_counter() - first_at
+        elapsed = time.perf_counter() - first_at - away
         metrics.new_tokens = len(new_ids)
         if len(new_ids) > 1 and elapsed > 0:
             metrics.decode_tokens_per_second = (len(new_ids) - 1) / elapsed
@@ -549,7 +555,7 @@ class TideKV:
         )
 
     def _check_ids(self, token_ids: Sequence[int] | Tensor) -> Tensor:
-        ids = torch.as_tensor(token_ids, dtype=torch.long).flatten()[None]
+        ids = _one_prompt(token_ids)[None]
         if ids.shape[1] == 0:
             raise ConfigError("the prompt has no tokens; give at least one")
         vocabulary = self._open().decoder.vocab_size
@@ -600,13 +606,27 @@ def _options(
     seed: int | None,
     ignore_eos: bool = False,
 ) -> _Options:
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    _whole_number("max_new_tokens", max_new_tokens, least=1)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if any(not text for text in stops):
         raise ConfigError("a stop string is empty; leave it out")
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     return _Options(max_new_tokens, sampling, stops, ignore_eos)
+
+
+def _whole_number(name: str, value: object, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
+
+
+def _one_prompt(token_ids: Sequence[int] | Tensor) -> Tensor:
+    """Ids [S] from ids [S] or [1, S]; a batch would otherwise be read as one long prompt."""
+    ids = torch.as_tensor(token_ids)
+    if ids.dim() != 1 and (ids.dim() != 2 or ids.shape[0] != 1):
+        raise ConfigError(f"token ids must be one prompt [S] or [1, S], not of shape {tuple(ids.shape)}")
+    if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
+        raise ConfigError(f"token ids must be whole numbers, not {ids.dtype}")
+    return ids.flatten().long()
 
 
 def _drain(deltas: Generator[str, None, Generation], on_text: Callable[[str], None] | None = None) -> Generation:

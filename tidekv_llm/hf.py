@@ -135,7 +135,8 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of hidden states, keys and values."""
-        return self.model.dtype
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     @property
     def device(self) -> torch.device:
@@ -304,7 +305,7 @@ def _layer_types(config: Any, num_layers: int) -> tuple[str, ...]:
 
 
 def _cache_argument(layer: Any) -> str:
-    """transformers 5.12 calls it ``past_key_values``, 5.24 ``cache``."""
+    """Transformers 5.12 calls it ``past_key_values``, 5.24 ``cache``."""
     parameters = inspect.signature(layer.forward).parameters
     for name in ("cache", "past_key_values"):
         if name in parameters:

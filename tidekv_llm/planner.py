@@ -336,7 +336,7 @@ def _kivi(plan: Plan) -> Moments:
 
 
 def _one_shot(plan: Plan) -> Moments:
-    """transformers' own forward: embeddings, the layer's input and all layers' KV are alive together."""
+    """Transformers' own forward: embeddings, the layer's input and all layers' KV are alive together."""
     shape, length, layers = plan.shape, plan.prompt_length, plan.shape.num_layers
     hidden = plan.batch * length * shape.hidden_size * shape.element_bytes
     step = LayerStep(plan, length, length, length, repeats_kv=plan.tiled and shape.num_kv_heads < shape.num_heads)

@@ -101,6 +101,22 @@ def test_a_failed_request_leaves_nothing_behind(method, use_method):
     assert not following.report().shared
 
 
+def test_heap_that_an_earlier_request_left_free_does_not_hide_what_the_next_one_needs():
+    def fragment() -> int:
+        """Blocks too small to be mapped on their own, so that malloc keeps them once they are freed."""
+        blocks = [touch(64 * 1024) for _ in range(800)]
+        return sum(block.nbytes for block in blocks)
+
+    needed = []
+    for _ in range(3):
+        with MemoryMeter() as meter:
+            total = fragment()
+        needed.append(growth(meter.report()))
+    if memory._malloc_trim() is None:
+        pytest.skip("this C library cannot give back its heap")
+    assert min(needed) > 0.9 * total
+
+
 def test_the_steady_state_is_what_was_there_before_plus_the_compressed_cache():
     with MemoryMeter() as meter:
         cache, scratch = touch(BIG), touch(BIG)
@@ -441,9 +457,7 @@ def nvml(monkeypatch):
     fake = FakeNvml(os.getpid())
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     uuids = {"cuda:0": "1234", "cuda:1": "unknown"}
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuids[device])
-    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuids[device]))
     yield fake
     memory._nvml.cache_clear()
 

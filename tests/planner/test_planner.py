@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from tests.tiny_models import FAMILIES, random_prompt, tiny_model
 from tests.tools.live_bytes import LiveBytes
-
 from tidekv_llm import PrefillConfig, TideKV, attention, planner
 from tidekv_llm.errors import ConfigError, MemoryLimitError, ModelNotFoundError
 from tidekv_llm.planner import Plan, longest_prompt, parse_bytes, plan_request, plan_table, predict
@@ -94,9 +94,7 @@ def test_predictions_equal_the_exact_tracker(schedule, dtype, monkeypatch):
     prediction = predict(schedule, Plan(llm.shape, 2048, config, device="cpu"))
     found = prediction.peak_allocated_bytes - llm.shape.weight_bytes
     assert found == pytest.approx(tracker.peak_bytes, rel=0.05)
-    assert prediction.steady_bytes - llm.shape.weight_bytes == pytest.approx(
-        steady, abs=0.05 * tracker.peak_bytes
-    )
+    assert prediction.steady_bytes - llm.shape.weight_bytes == pytest.approx(steady, abs=0.05 * tracker.peak_bytes)
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("llama4_text",)])

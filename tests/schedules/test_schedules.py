@@ -6,8 +6,8 @@ import threading
 
 import pytest
 import torch
-from tests.tiny_models import random_prompt, tiny_model
 
+from tests.tiny_models import random_prompt, tiny_model
 from tidekv_llm import PrefillConfig, TideKV
 from tidekv_llm.errors import Cancelled, UnsupportedModelError
 from tidekv_llm.schedules import schedule_names

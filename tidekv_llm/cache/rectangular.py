@@ -94,6 +94,10 @@ class RectangularLayer(CacheLayerMixin):
         """No limit of its own."""
         return -1
 
+    def get_max_cache_shape(self) -> int:
+        """What transformers 5.12 calls :meth:`get_max_length`; abstract there."""
+        return -1
+
     def positions(self) -> Tensor:
         """True absolute positions int64 [B, Hkv, slots in use], ascending."""
         new = torch.arange(self.prompt_length, self.logical, device=self.kept_positions.device)

@@ -59,8 +59,9 @@ class Sampler:
 
     def _filtered(self, logits: Tensor) -> Tensor:
         if 0 < self._sampling.top_k < logits.shape[-1]:
-            threshold = logits.topk(self._sampling.top_k).values[-1]
-            logits = logits.masked_fill(logits < threshold, -torch.inf)
+            # By place, not by value: bf16 logits tie often, and a tie must not let more than top_k in.
+            best = logits.topk(self._sampling.top_k)
+            logits = torch.full_like(logits, -torch.inf).scatter(0, best.indices, best.values)
         if self._sampling.top_p < 1:
             ordered, order = logits.sort(descending=True)
             probabilities = ordered.softmax(dim=-1)

@@ -110,8 +110,7 @@ def build_prompt(
 def count_document_tokens(document: Document, tokenizer: Any) -> list[int]:
     """Prompt tokens that each page takes, marker included; 0 for a page that is left out."""
     return [
-        len(_plain_ids(tokenizer, _page_text((document,), 0, page))) if page.readable else 0
-        for page in document.pages
+        len(_plain_ids(tokenizer, _page_text((document,), 0, page))) if page.readable else 0 for page in document.pages
     ]
 
 
@@ -315,9 +314,7 @@ class _Builder:
 def _template_ids(tokenizer: Any, text: str) -> list[int]:
     if not text:
         return []
-    return list(
-        tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False)["input_ids"]
-    )
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _plain_ids(tokenizer: Any, text: str) -> list[int]:
@@ -336,9 +333,7 @@ def _plain_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def _encode_plain(tokenizer: Any, text: str) -> list[int]:
-    return list(
-        tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-    )
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"])
 
 
 def _control_tokens(tokenizer: Any) -> dict[int, str]:

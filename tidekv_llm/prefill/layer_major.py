@@ -15,7 +15,7 @@ from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.hf import Decoder, KeysValuesOnly
 from tidekv_llm.prefill.active_layer import ActiveLayer
 from tidekv_llm.prefill.chunks import Chunk, last_layer_chunks, plan_chunks
-from tidekv_llm.prefill.hidden_bridge import HiddenBridge, make_bridge
+from tidekv_llm.prefill.hidden_bridge import make_bridge
 from tidekv_llm.prefill.work import WorkMeter
 from tidekv_llm.schedules.base import Job
 
