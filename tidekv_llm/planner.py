@@ -108,6 +108,7 @@ class LayerStep:
         own_input: the layer's input is a tensor of its own (chunk-major), not a slot of the bridge.
         repeats_kv: keys and values are repeated for every query head (transformers' SDPA on a CPU).
         window_only: only keys and values are computed (the last layer before the observation window).
+        heads_at_once: KV heads that are attended to together, 0 for all.
     """
 
     plan: Plan
@@ -158,7 +159,9 @@ class LayerStep:
         """Normed input, q, the attention's output (in scratch when tiled) and its projection."""
         hidden, query, _ = self._width
         shape = self.plan.shape
-        output = 0 if self.plan.tiled and not self.repeats_kv else query + FLOAT32 * shape.num_heads
+        # One output for all head groups, beside the scratch that each of them uses.
+        in_scratch = self.plan.tiled and not self.repeats_kv and not self.heads_at_once
+        output = 0 if in_scratch else query + FLOAT32 * shape.num_heads
         repeated = 2 * query if self.repeats_kv else 0
         return self._rows(hidden + query + output) + max(self._rows(hidden), self._rows(repeated))
 
@@ -225,11 +228,12 @@ def _layer_major(
     """One active layer at a time: the last full step of layer N - 2, the last layer's keys, and its layer end."""
     shape, length, layers = plan.shape, plan.prompt_length, plan.shape.num_layers
     keeps = keeps or plan.kept
+    on_host = on_host and plan.device != "cpu"  # a CPU's host memory is its device memory
     stored = cache_bytes or (lambda count: plan.caches(count, keeps))
     hidden = plan.batch * length * shape.hidden_size * shape.element_bytes
-    far = plan.config.bridge == "host"
-    near_bridge = (3 * plan.batch * chunk * shape.hidden_size * shape.element_bytes) if far else hidden
-    near_bridge = hidden if plan.device == "cpu" else min(near_bridge, hidden) if far else near_bridge
+    far = plan.config.bridge == "host" and plan.device != "cpu"
+    # From the host: two inputs, one of them on its way, and an output on its way back.
+    near_bridge = min(3 * hidden * chunk // length, hidden) if far else hidden
     step = LayerStep(plan, chunk, min(mlp_chunk or chunk, chunk), length)
     tail = LayerStep(plan, chunk, chunk, length, window_only=True)
     block = block or plan.config.score_block_size
@@ -259,7 +263,7 @@ def _layer_major(
         moment(layers - 1, tail.activation_bytes(), 0),
         moment(layers, 0, temporary),
     )
-    host = (stored(layers) if on_host else 0) + (hidden if far and plan.device != "cpu" else 0)
+    host = (stored(layers) if on_host else 0) + (hidden if far else 0)
     return Moments(moments, steady, host)
 
 
@@ -281,10 +285,9 @@ def _chunk_major(
         own_input=True, heads_at_once=heads_at_once,
     )  # fmt: skip
     activations = step.activation_bytes()
-    if heads_at_once:  # the group's keys and values on the device, and an output of its own beside the scratch
-        output = plan.batch * chunk * shape.num_heads * shape.head_dim * shape.element_bytes
-        near = 0 if plan.device == "cpu" else plan.kv_bytes(longest) * heads_at_once // shape.num_kv_heads
-        activations += output * plan.tiled + near
+    on_host = on_host and plan.device != "cpu"  # a CPU's host memory is its device memory
+    if heads_at_once and on_host:  # the group's keys and values on the device
+        activations += plan.kv_bytes(longest) * heads_at_once // shape.num_kv_heads
     stored = plan.caches(layers, slots)
     common = {
         "weights": shape.weight_bytes,
@@ -427,9 +430,7 @@ class Prediction:
 def predict(schedule: str, plan: Plan) -> Prediction:
     """The peak of ``schedule`` for ``plan``."""
     held = SCHEDULES[schedule](plan)
-    # On a CPU the host's memory is the device's.
-    beside = held.host_bytes if plan.device == "cpu" else 0
-    moments = [_complete(moment, beside) for moment in (*held.moments, held.steady)]
+    moments = [{name: moment.get(name, 0) for name in COMPONENTS} for moment in (*held.moments, held.steady)]
     at_peak, steady = max(moments, key=lambda moment: sum(moment.values())), moments[-1]
     peak_bytes, steady_bytes = sum(at_peak.values()), sum(steady.values())
     return Prediction(
@@ -439,15 +440,8 @@ def predict(schedule: str, plan: Plan) -> Prediction:
         transient_bytes=peak_bytes - steady_bytes,
         components={name: max(moment[name] for moment in moments) for name in COMPONENTS},
         at_peak=at_peak,
-        host_bytes=held.host_bytes - beside,
+        host_bytes=held.host_bytes,
     )
-
-
-def _complete(moment: Components, beside: int) -> Components:
-    """All components, in order; what lies beside the device counts as cache."""
-    complete = {name: moment.get(name, 0) for name in COMPONENTS}
-    complete["compressed_cache"] += beside
-    return complete
 
 
 def longest_prompt(schedule: str, plan: Plan, device_memory: int) -> int:

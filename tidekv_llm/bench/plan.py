@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidekv_llm.config import AUTO_CHUNK, PrefillConfig
 from tidekv_llm.errors import ConfigError
@@ -12,6 +12,9 @@ from tidekv_llm.errors import ConfigError
 if TYPE_CHECKING:
     from tidekv_llm.planner import PlanRow
 
+# The components that decide; --json has all of them.
+COLUMNS = {"compressed_cache": "cache", "active_kv": "layer KV", "bridge": "bridge", "activations": "act."}
+MIN_WIDTH = 100
 HELP = "predict memory from a model's config alone, and say what fits"
 
 
@@ -72,32 +75,31 @@ def _show(rows: list[PlanRow], options: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from tidekv_llm.planner import COMPONENTS
-
-    title = f"{options.model}: {options.context:,} tokens, batch {options.batch}, kept {options.kept_tokens:,}, GiB"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("schedule", no_wrap=True)
-    headings = ["peak", "transient", *(name.replace("_", " ") for name in COMPONENTS), "host"]
-    for heading in (*headings, "fits", "longest prompt", "chunk"):
-        table.add_column(heading, justify="right")
+    weights = rows[0].prediction.components["weights"] / 2**30
+    title = (
+        f"{options.model}: {options.context:,} tokens, batch {options.batch}, kept {options.kept_tokens:,}; in GiB, "
+    )
+    table = Table(title=f"{title}weights {weights:.2f}", title_justify="left", box=None, pad_edge=False)
+    for heading in ("schedule", "peak", "transient", *COLUMNS.values(), "host", "fits", "longest", "chunk"):
+        table.add_column(heading, justify="left" if heading == "schedule" else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*_cells(row, COMPONENTS))
-    Console(soft_wrap=True, highlight=False).print(table)
+        table.add_row(*_cells(row))
+    console = Console(highlight=False)
+    console.width = max(console.width, MIN_WIDTH)
+    console.print(table)
 
 
-def _cells(row: PlanRow, components: tuple[str, ...]) -> list[str]:
+def _cells(row: PlanRow) -> list[str]:
     from tidekv_llm.planner import PROMPT_LIMIT
 
     prediction = row.prediction
-    sizes: list[Any] = [prediction.peak_allocated_bytes, prediction.transient_bytes]
-    sizes += [prediction.components[name] for name in components]
+    sizes = [prediction.peak_allocated_bytes, prediction.transient_bytes]
+    sizes += [prediction.components[name] for name in COLUMNS]
     longest = "" if row.longest_prompt is None else f"{row.longest_prompt:,}"
-    if row.longest_prompt == PROMPT_LIMIT:
-        longest = "any"
     return [
         prediction.schedule,
         *(f"{size / 2**30:.2f}" for size in (*sizes, prediction.host_bytes)),
         {None: "", True: "yes", False: "no"}[row.fits],
-        longest,
+        "any" if row.longest_prompt == PROMPT_LIMIT else longest,
         str(row.recommended_chunk_size or ""),
     ]
