@@ -163,7 +163,22 @@ class LayerStep:
         in_scratch = self.plan.tiled and not self.repeats_kv and not self.heads_at_once
         output = 0 if in_scratch else query + FLOAT32 * shape.num_heads
         repeated = 2 * query if self.repeats_kv else 0
-        return self._rows(hidden + query + output) + max(self._rows(hidden), self._rows(repeated))
+        return self._rows(hidden + query + output) + max(self._rows(hidden), self._rows(repeated), self._window_lse())
+
+    def _window_lse(self) -> int:
+        """The tiled backend's float32 copy of the observation window's scores, one KV head's group at a time."""
+        shape = self.plan.shape
+        if not self.plan.tiled or self.repeats_kv or shape.element_bytes == FLOAT32:
+            return 0
+        rows = min(self.plan.config.window_size, self.tokens, self._tile_rows())
+        return shape.num_heads // shape.num_kv_heads * rows * self.history * FLOAT32
+
+    def _tile_rows(self) -> int:
+        """Queries per tile."""
+        shape = self.plan.shape
+        group = shape.num_heads // shape.num_kv_heads
+        backend = attention.TiledAttention(attention.TILE_BYTES)
+        return backend.tile_queries(group, self.history, self.tokens, shape.element_bytes)
 
     def _second_norm(self) -> int:
         return self._rows(self._width[0]) + self._norm()
@@ -183,8 +198,7 @@ class LayerStep:
         group = shape.num_heads // shape.num_kv_heads
         heads = self.heads_at_once * group or shape.num_heads
         output = self._rows(heads * shape.head_dim * shape.element_bytes)
-        backend = attention.TiledAttention(attention.TILE_BYTES)
-        rows = group * backend.tile_queries(group, self.history, self.tokens, shape.element_bytes)
+        rows = group * self._tile_rows()
         scores = max(attention.TILE_BYTES, rows * self.history * shape.element_bytes)
         return output + scores + 2 * rows * shape.head_dim * shape.element_bytes
 

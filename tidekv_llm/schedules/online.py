@@ -74,7 +74,8 @@ class OnlineLayer(GrowingLayer):
         assert self._attention is not None and self._scratch is not None
         rows = min(self.rule.window_size, query.shape[2])
         out, lse = self._attention.attend(query, key, value, params, self._scratch, lse_rows=rows)
-        self._seen = query[:, :, query.shape[2] - rows :], lse, params
+        # A copy: a view would keep all the chunk's queries alive through the MLP.
+        self._seen = query[:, :, query.shape[2] - rows :].clone(), lse, params
         return out
 
     def end_chunk(self) -> None:
