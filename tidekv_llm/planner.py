@@ -84,7 +84,19 @@ class Plan:
 
     def caches(self, layers: int, positions: Callable[[int], int]) -> int:
         """Bytes of the first ``layers`` layers' storage."""
-        return sum(self.kv_bytes(positions(layer) + self.reserve) for layer in range(layers))
+        return sum(self.stored_bytes(layer, positions(layer)) for layer in range(layers))
+
+    def stored_bytes(self, layer: int, positions: int) -> int:
+        """One layer's storage: all in full precision, or ``kv_bits`` but for the newest ``kv_residual``.
+
+        Quantised, every 64 numbers share a float32 scale and zero (:mod:`tidekv_llm.cache.stores`).
+        """
+        bits = self.config.kv_bits
+        if bits >= 16 or self.shape.window(layer) is not None:
+            return self.kv_bytes(positions + self.reserve)
+        full = min(self.config.kv_residual, positions)
+        numbers = 2 * self.batch * self.shape.num_kv_heads * self.shape.head_dim * (positions - full)
+        return numbers * bits // 8 + numbers * 2 * FLOAT32 // 64 + self.kv_bytes(full + self.reserve)
 
     def position_bytes(self, layers: int, positions: Callable[[int], int], size: int = INT32) -> int:
         """Bytes of the kept positions, int32 per KV head and slot."""
@@ -338,18 +350,12 @@ def _mini_sequence(plan: Plan) -> Moments:
 
 
 def _kivi(plan: Plan) -> Moments:
-    shape, length = plan.shape, plan.prompt_length
-    packed = max(0, length - 128) // 32 * 32
-    numbers = 2 * plan.batch * shape.num_kv_heads * shape.head_dim
-    # 2 bits a number, and per group of 32 a scale and a lowest value in the model's dtype.
-    layer = numbers * packed // 4 + numbers * packed // 32 * 2 * shape.element_bytes
-    layer += plan.kv_bytes(length - packed + plan.reserve)
-    # Quantising one of keys or values: float32 copy, shifted, scaled, and codes.
-    working = numbers // 2 * packed * (3 * FLOAT32 + 1)
-    return _layer_major(
-        plan, length, plan.config.mlp_chunk_size, keeps=_all(plan),
-        cache_bytes=lambda count: count * layer, layer_end_bytes=working,
-    )  # fmt: skip
+    length = plan.prompt_length
+    own = replace(plan, config=plan.config.replace(kv_bits=2, kv_residual=128))
+    # The gathered layer is there until it is packed; one head at a time is copied to float32, shifted and scaled.
+    head = length * plan.shape.head_dim * 3 * FLOAT32
+    end = own.kv_bytes(length) + 2 * head
+    return _layer_major(own, length, plan.config.mlp_chunk_size, keeps=_all(own), layer_end_bytes=end)
 
 
 def _one_shot(plan: Plan) -> Moments:
@@ -492,29 +498,33 @@ def recommend_chunk_size(schedule: str, plan: Plan, device_memory: int) -> int:
     return CHUNK_SIZES[-1]
 
 
-def plan_request(
+def choose_chunk_size(shape: ModelShape, prompt_length: int, config: PrefillConfig, device: torch.device | str) -> int:
+    """What ``chunk_size="auto"`` means for this prompt, with what is free on the device now."""
+    kind = _kind(device)
+    # The weights are loaded and the context is there: both are part of what such a device would have.
+    memory = available_bytes(device) + shape.weight_bytes + (RUNTIME_BYTES if kind == "cuda" else 0)
+    start = Plan(shape, prompt_length, config.replace(chunk_size=CHUNK_SIZES[-1]), device=kind)
+    return recommend_chunk_size(config.schedule, start, memory)
+
+
+def require_memory(
     shape: ModelShape, prompt_length: int, config: PrefillConfig, device: torch.device | str, reserve: int = 0
-) -> tuple[int, Prediction]:
-    """The engine's question before it allocates: which chunk size, and does it fit what is free now?
+) -> Prediction:
+    """The engine's question before it allocates: does it fit what is free now? ``chunk_size`` must be a number.
 
     Raises:
         MemoryLimitError: it does not; the message has the planner's numbers.
     """
-    kind = "cuda" if str(device).split(":")[0] == "cuda" else "cpu"
-    free = available_bytes(device)
-    chunk = config.chunk_size
-    if chunk == AUTO_CHUNK:
-        # The weights are loaded and the context is there: both are part of what such a device would have.
-        memory = free + shape.weight_bytes + (RUNTIME_BYTES if kind == "cuda" else 0)
-        chunk = CHUNK_SIZES[-1]
-        start = Plan(shape, prompt_length, config.replace(chunk_size=chunk), device=kind, reserve=reserve)
-        chunk = recommend_chunk_size(config.schedule, start, memory)
-    plan = Plan(shape, prompt_length, config.replace(chunk_size=int(chunk)), device=kind, reserve=reserve)
+    plan = Plan(shape, prompt_length, config, device=_kind(device), reserve=reserve)
     prediction = predict(config.schedule, plan)
-    needed = prediction.peak_allocated_bytes - shape.weight_bytes
+    needed, free = prediction.peak_allocated_bytes - shape.weight_bytes, available_bytes(device)
     if needed > free:
         raise MemoryLimitError(_refusal(prediction, plan, needed, free))
-    return int(chunk), prediction
+    return prediction
+
+
+def _kind(device: torch.device | str) -> str:
+    return "cuda" if str(device).split(":")[0] == "cuda" else "cpu"
 
 
 def _refusal(prediction: Prediction, plan: Plan, needed: int, free: int) -> str:

@@ -11,7 +11,7 @@ from tests.tiny_models import FAMILIES, random_prompt, tiny_model
 from tests.tools.live_bytes import LiveBytes
 from tidekv_llm import PrefillConfig, TideKV, attention, planner
 from tidekv_llm.errors import ConfigError, MemoryLimitError, ModelNotFoundError
-from tidekv_llm.planner import Plan, longest_prompt, parse_bytes, plan_request, plan_table, predict
+from tidekv_llm.planner import Plan, choose_chunk_size, longest_prompt, parse_bytes, plan_table, predict
 from tidekv_llm.schedules import schedule_names
 from tidekv_llm.shapes import ModelShape, find_config
 
@@ -165,7 +165,7 @@ def test_the_largest_chunk_that_fits_is_taken(llama):
     for free in (30 * GIB, int(2.2 * GIB)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(planner, "available_bytes", lambda device, free=free: free)
-            chunks.append(plan_request(llama, 131072, config, "cuda")[0])
+            chunks.append(choose_chunk_size(llama, 131072, config, "cuda"))
     assert chunks[0] == 2048
     assert chunks[1] <= 2048
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
 
-from tidekv_llm.attention import AttentionDispatch, AttentionParams, Scratch
+from tidekv_llm.attention import AttentionParams
+from tidekv_llm.cache.layer import StoredLayer
 from tidekv_llm.cache.rectangular import RectangularLayer
 
 
@@ -21,14 +21,10 @@ class GrowingLayer(RectangularLayer):
     """
 
     def __init__(self, capacity: int, *, window: int | None = None) -> None:
-        CacheLayerMixin.__init__(self)
+        StoredLayer.__init__(self, 0, torch.float32, torch.device("cpu"), window)
         self.capacity = capacity
-        self.window = window
-        self.is_sliding = window is not None
-        self.prompt_length = self.kept_length = self.logical = self.physical = 0
+        self.kept_length = self._physical = 0
         self.is_initialized = False
-        self._attention: AttentionDispatch | None = None
-        self._scratch: Scratch | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate for keys and values shaped like [B, Hkv, C, D]."""
@@ -52,14 +48,14 @@ class GrowingLayer(RectangularLayer):
     def seal(self) -> None:
         """The prompt is through: from here on tokens are decoded."""
         self.prompt_length = self.logical
-        self.kept_length = self.physical
+        self.kept_length = self._physical
         self.kept_positions = self._stored_positions().to(torch.int32)
         self._scratch = None  # the prefill's buffers go; the decode loop binds its own
 
     def _stored_positions(self) -> Tensor:
         """True positions [B, Hkv, slots in use]."""
-        shape = (self.keys.shape[0], self.keys.shape[1], self.physical)
-        return torch.arange(self.physical, device=self.kept_positions.device).expand(shape)
+        shape = (self.keys.shape[0], self.keys.shape[1], self._physical)
+        return torch.arange(self._physical, device=self.kept_positions.device).expand(shape)
 
     @property
     def nbytes(self) -> int:

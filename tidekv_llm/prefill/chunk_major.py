@@ -40,7 +40,7 @@ def prefill_chunks(
     Raises:
         Cancelled: within one chunk step of the caller's wish.
     """
-    chunks = plan_chunks(token_ids.shape[1], chunk_size, job.boundary)
+    chunks = plan_chunks(token_ids.shape[1], chunk_size, job.boundaries)
     cache, scratch, work = CompressedCache(), Scratch(), WorkMeter(decoder, chunks)
     layers = [make_layer(index) for index in range(decoder.num_layers)]
     for layer in layers:

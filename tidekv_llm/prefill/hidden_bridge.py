@@ -7,40 +7,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tidekv_llm.hf import Decoder
 from tidekv_llm.prefill.chunks import Chunk
 
-Shape = tuple[int, int, int]
 
-
-def make_bridge(where: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> HiddenBridge:
-    """A bridge of ``shape`` [B, S, d_model]: ``"device"``, or ``"host"`` for a device with little memory."""
-    return (HostBridge if where == "host" else HiddenBridge)(shape, dtype, device)
+def make_bridge(where: str, batch: int, first: int, prompt_length: int, decoder: Decoder) -> HiddenBridge:
+    """A bridge on the ``"device"``, or on the ``"host"`` for a device with little memory."""
+    return (HostBridge if where == "host" else HiddenBridge)(batch, first, prompt_length, decoder)
 
 
 class HiddenBridge:
-    """Hidden states [B, S, d_model] on the device; a chunk's output replaces its input."""
+    """Hidden states of the prompt positions [first, S); a chunk's output replaces its input.
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        self._device = device
-        self._slots = self._allocate(shape, dtype)
+    Args:
+        batch: B.
+        first: position of the first slot; those before it come from a store.
+        prompt_length: S.
+        decoder: whose hidden states they are.
+    """
 
-    def _allocate(self, shape: Shape, dtype: torch.dtype) -> Tensor:
+    def __init__(self, batch: int, first: int, prompt_length: int, decoder: Decoder) -> None:
+        self._first, self._device = first, decoder.device
+        self._slots = self._allocate((batch, prompt_length - first, decoder.hidden_size), decoder.dtype)
+
+    def _allocate(self, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def _slot(self, chunk: Chunk) -> Tensor:
+        return self._slots[:, chunk.start - self._first : chunk.stop - self._first]
 
     def read(self, chunk: Chunk, ahead: Chunk | None = None) -> Tensor:
         """Input of a chunk, [B, C, d_model]; ``ahead`` is the chunk that will be read next in this layer."""
-        return self._slots[:, chunk.start : chunk.stop]
+        return self._slot(chunk)
 
     def write(self, chunk: Chunk, hidden: Tensor) -> None:
         """Put a chunk's output where its input was."""
-        self._slots[:, chunk.start : chunk.stop] = hidden
+        self._slot(chunk).copy_(hidden)
 
     def last(self) -> Tensor:
         """Hidden state of the last position [B, 1, d_model], a copy: the bridge can be released."""
         return self._slots[:, -1:].clone()
 
     def all(self) -> Tensor:
-        """Hidden states of all positions [B, S, d_model]."""
+        """Hidden states of all positions [B, S - first, d_model]."""
         return self._slots
 
     @property
@@ -56,14 +65,14 @@ class HostBridge(HiddenBridge):
     on its way back. All copies go through one stream of their own: what is written is written before it is read.
     """
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, batch: int, first: int, prompt_length: int, decoder: Decoder) -> None:
+        super().__init__(batch, first, prompt_length, decoder)
         self._stream: Any = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._fetched: tuple[Chunk, Tensor] | None = None
-        super().__init__(shape, dtype, device)
 
-    def _allocate(self, shape: Shape, dtype: torch.dtype) -> Tensor:
+    def _allocate(self, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=self._device.type == "cuda")
 
     def read(self, chunk: Chunk, ahead: Chunk | None = None) -> Tensor:
@@ -78,7 +87,7 @@ class HostBridge(HiddenBridge):
 
     def _fetch(self, chunk: Chunk) -> Tensor:
         with torch.cuda.stream(self._stream):
-            return super().read(chunk).to(self._device, non_blocking=True)
+            return self._slot(chunk).to(self._device, non_blocking=True)
 
     def write(self, chunk: Chunk, hidden: Tensor) -> None:
         if self._stream is None:
@@ -86,7 +95,7 @@ class HostBridge(HiddenBridge):
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            self._slots[:, chunk.start : chunk.stop].copy_(hidden, non_blocking=True)
+            self._slot(chunk).copy_(hidden, non_blocking=True)
         hidden.record_stream(self._stream)
 
     def last(self) -> Tensor:

@@ -19,6 +19,7 @@ class BlockRecentSchedule:
     """
 
     name = "block-recent"
+    reuses_prefix = False
 
     def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
         config = job.compressor.config

@@ -15,6 +15,7 @@ class BlockSnapKVSchedule:
     """The same selector, budget, window and sinks as ``tidekv``, applied before the prompt has been seen."""
 
     name = "block-snapkv"
+    reuses_prefix = False
 
     def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
         config = job.compressor.config

@@ -15,6 +15,7 @@ class ChunkedSchedule:
     """Activations are one chunk's, but every layer's full KV stays."""
 
     name = "chunked"
+    reuses_prefix = False
 
     def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
         return prefill_chunks(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from tidekv_llm.cache.growing import GrowingLayer
-from tidekv_llm.cache.rectangular import RectangularLayer
+from tidekv_llm.cache.layer import StoredLayer
 from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.compress.layer import FullLayer
 from tidekv_llm.schedules.base import Job
@@ -21,7 +21,10 @@ class KeepEverything(Compressor):
 
     make_layer: MakeLayer
 
-    def compress(self, layer: FullLayer, window: int | None) -> RectangularLayer:
+    def accumulator(self) -> None:
+        """Nobody scores."""
+
+    def compress(self, layer: FullLayer, window: int | None) -> StoredLayer:
         stored = self.make_layer(layer.prompt_length + self.reserve, window)
         stored.update(layer.keys, layer.values)
         stored.seal()
@@ -31,7 +34,7 @@ class KeepEverything(Compressor):
 def keep_everything(job: Job, make_layer: MakeLayer) -> Job:
     """``job`` with a layer end that keeps all positions in what ``make_layer(capacity, window)`` gives."""
     own = job.compressor
-    keeper = KeepEverything(own.config, own.num_layers, own.prompt_length, own.reserve)
+    keeper = KeepEverything(own.config, own.num_layers, own.prompt_length, own.reserve, own.full_layers)
     keeper.make_layer = make_layer
     return replace(job, compressor=keeper)
 

@@ -18,6 +18,7 @@ class HeadInferSchedule:
     """Chunk-major; keys and values go to the host as they come and are fetched head by head, in decode too."""
 
     name = "headinfer"
+    reuses_prefix = False
 
     def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
         def make_layer(index: int) -> OffloadedLayer:

@@ -22,6 +22,7 @@ class MiniSequenceSchedule:
     """Only the MLP's activations are cut to ``mlp_chunk_size`` tokens (default: the chunk size)."""
 
     name = "mini-sequence"
+    reuses_prefix = False
 
     def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
         split = replace(job, mlp_chunk_size=job.mlp_chunk_size or job.chunk_size)

@@ -14,6 +14,7 @@ class OneShotSchedule:
     """Not our layer path but transformers' own, with the model's own attention: what we are compared with."""
 
     name = "one-shot"
+    reuses_prefix = False
 
     def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
         cache = CompressedCache()

@@ -83,13 +83,13 @@ class OnlineLayer(GrowingLayer):
         assert self._seen is not None and self._slots is not None
         (queries, lse, params), self._seen = self._seen, None
         rule = self.rule
-        if self.physical <= rule.budget:
+        if self._physical <= rule.budget:
             return
         layer = FullLayer(
             index=self.index,
             num_layers=self.num_layers,
-            keys=self.keys[:, :, : self.physical],
-            values=self.values[:, :, : self.physical],
+            keys=self.keys[:, :, : self._physical],
+            values=self.values[:, :, : self._physical],
             queries=queries,
             lse=lse,
             params=params,
@@ -103,10 +103,10 @@ class OnlineLayer(GrowingLayer):
             block_size=rule.block_size,
         ).indices
         self._slots = self._slots.gather(-1, kept)
-        self.physical = kept.shape[-1]
+        self._physical = kept.shape[-1]
         for storage in (self.keys, self.values):
             rows = kept.unsqueeze(-1).expand(*kept.shape, storage.shape[-1])
-            storage[:, :, : self.physical] = storage.gather(2, rows)
+            storage[:, :, : self._physical] = storage.gather(2, rows)
 
     def seal(self) -> None:
         super().seal()

@@ -20,6 +20,7 @@ class PostPrefillSchedule:
     """
 
     name = "post-prefill"
+    reuses_prefix = False
 
     def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
         length = token_ids.shape[1]

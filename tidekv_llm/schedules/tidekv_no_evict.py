@@ -15,6 +15,7 @@ class TideNoEvictSchedule:
     """Separates the effect of the order from that of the eviction."""
 
     name = "tidekv-no-evict"
+    reuses_prefix = False
 
     def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
         return prefill_layers(decoder, token_ids, keep_everything(job, growing), chunk_size=job.chunk_size)
