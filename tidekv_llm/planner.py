@@ -121,6 +121,7 @@ class LayerStep:
         repeats_kv: keys and values are repeated for every query head (transformers' SDPA on a CPU).
         window_only: only keys and values are computed (the last layer before the observation window).
         heads_at_once: KV heads that are attended to together, 0 for all.
+        scores: the attention also gives the log-sum-exp of the observation window.
     """
 
     plan: Plan
@@ -131,6 +132,7 @@ class LayerStep:
     repeats_kv: bool = False
     window_only: bool = False
     heads_at_once: int = 0
+    scores: bool = False
 
     def activation_bytes(self) -> int:
         """The largest of the moments in one layer's forward."""
@@ -180,7 +182,7 @@ class LayerStep:
     def _window_lse(self) -> int:
         """The tiled backend's float32 copy of the observation window's scores, one KV head's group at a time."""
         shape = self.plan.shape
-        if not self.plan.tiled or self.repeats_kv or shape.element_bytes == FLOAT32:
+        if not self.scores or not self.plan.tiled or shape.element_bytes == FLOAT32:
             return 0
         rows = min(self.plan.config.window_size, self.tokens, self._tile_rows())
         return shape.num_heads // shape.num_kv_heads * rows * self.history * FLOAT32
@@ -260,8 +262,10 @@ def _layer_major(
     far = plan.config.bridge == "host" and plan.device != "cpu"
     # From the host: two inputs, one of them on its way, and an output on its way back.
     near_bridge = min(3 * hidden * chunk // length, hidden) if far else hidden
-    step = LayerStep(plan, chunk, min(mlp_chunk or chunk, chunk), length)
+    step = LayerStep(plan, chunk, min(mlp_chunk or chunk, chunk), length, scores=True)
     tail = LayerStep(plan, chunk, chunk, length, window_only=True)
+    window = min(plan.config.window_size, length)
+    last = LayerStep(plan, window, window, length, scores=True)
     block = block or plan.config.score_block_size
     temporary = layer_end_bytes
     if temporary is None:
@@ -286,7 +290,7 @@ def _layer_major(
     }
     moments = (
         moment(max(0, layers - 2), step.activation_bytes(), 0) if layers > 1 else moment(0, 0, 0),
-        moment(layers - 1, tail.activation_bytes(), 0),
+        moment(layers - 1, max(tail.activation_bytes(), last.activation_bytes()), 0),
         moment(layers, 0, temporary),
     )
     host = (stored(layers) if on_host else 0) + (hidden if far else 0)

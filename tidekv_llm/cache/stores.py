@@ -200,7 +200,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
     if per_byte == 1:
         return codes
     codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % per_byte))
-    parts = codes.view(codes.shape[0], -1, per_byte)
+    parts = codes.view(codes.shape[0], codes.shape[1] // per_byte, per_byte)  # -1 would be ambiguous for no rows
     packed = parts[..., 0].clone()
     for place in range(1, per_byte):
         packed |= parts[..., place] << (place * bits)
