@@ -665,7 +665,7 @@ class TideKV:
     def _chunk_size(self, prompt_length: int) -> int:
         chunk_size = self.config.chunk_size
         if chunk_size == "auto":
-            return choose_chunk_size(self.shape, prompt_length, self.config, self.device)
+            return choose_chunk_size(self.shape, prompt_length, self.config, self._open().decoder.devices)
         return int(chunk_size)
 
     def _identity(self, chunk_size: int) -> PromptIdentity:
@@ -701,7 +701,7 @@ class TideKV:
         ):
             request.started = time.perf_counter()
             # Asked under the lock: what an earlier request holds is not free.
-            require_memory(self.shape, length, config.replace(chunk_size=chunk_size), decoder.device, reserve)
+            require_memory(self.shape, length, config.replace(chunk_size=chunk_size), decoder.devices, reserve)
             full_layers = [index for index in range(decoder.num_layers) if decoder.sliding_window(index) is None]
             compressor = Compressor(config, decoder.num_layers, length, reserve, full_layers)
             job = Job(

@@ -213,6 +213,11 @@ class Decoder:
         device: torch.device = self.backbone.embed_tokens.weight.device
         return device
 
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices that layers lie on, in order of first use."""
+        return tuple(dict.fromkeys((self.device, *(self.layer_device(index) for index in range(self.num_layers)))))
+
     def layer_device(self, layer: int) -> torch.device:
         """Where a layer's keys and values are computed."""
         device: torch.device = next(self.layers[layer].parameters()).device

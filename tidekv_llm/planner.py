@@ -10,14 +10,14 @@ Beyond the model: the CUDA context and what the allocator keeps in reserve (:dat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from tidekv_llm import attention
 from tidekv_llm.config import AUTO_CHUNK, PrefillConfig
 from tidekv_llm.errors import ConfigError, MemoryLimitError
-from tidekv_llm.memory import available_bytes, format_bytes
+from tidekv_llm.memory import available_bytes, format_bytes, reusable_bytes
 from tidekv_llm.shapes import ModelShape
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ NORM_COPIES = 2
 PROMPT_STEP, PROMPT_LIMIT = 256, 16 * 2**20
 
 Components = dict[str, int]
+# One device, or all that a model is spread over.
+Device = Union["torch.device", str, Sequence["torch.device"]]
 COMPONENTS = ("weights", "compressed_cache", "active_kv", "bridge", "activations", "temporary", "bookkeeping")
 
 
@@ -502,17 +504,17 @@ def recommend_chunk_size(schedule: str, plan: Plan, device_memory: int) -> int:
     return CHUNK_SIZES[-1]
 
 
-def choose_chunk_size(shape: ModelShape, prompt_length: int, config: PrefillConfig, device: torch.device | str) -> int:
+def choose_chunk_size(shape: ModelShape, prompt_length: int, config: PrefillConfig, device: Device) -> int:
     """What ``chunk_size="auto"`` means for this prompt, with what is free on the device now."""
     kind = _kind(device)
     # The weights are loaded and the context is there: both are part of what such a device would have.
-    memory = available_bytes(device) + shape.weight_bytes + (RUNTIME_BYTES if kind == "cuda" else 0)
+    memory = _free(device) + shape.weight_bytes + (RUNTIME_BYTES if kind == "cuda" else 0)
     start = Plan(shape, prompt_length, config.replace(chunk_size=CHUNK_SIZES[-1]), device=kind)
     return recommend_chunk_size(config.schedule, start, memory)
 
 
 def require_memory(
-    shape: ModelShape, prompt_length: int, config: PrefillConfig, device: torch.device | str, reserve: int = 0
+    shape: ModelShape, prompt_length: int, config: PrefillConfig, device: Device, reserve: int = 0
 ) -> Prediction:
     """The engine's question before it allocates: does it fit what is free now? ``chunk_size`` must be a number.
 
@@ -521,14 +523,20 @@ def require_memory(
     """
     plan = Plan(shape, prompt_length, config, device=_kind(device), reserve=reserve)
     prediction = predict(config.schedule, plan)
-    needed, free = prediction.peak_allocated_bytes - shape.weight_bytes, available_bytes(device)
+    needed, free = prediction.peak_allocated_bytes - shape.weight_bytes, _free(device)
     if needed > free:
         raise MemoryLimitError(_refusal(prediction, plan, needed, free))
     return prediction
 
 
-def _kind(device: torch.device | str) -> str:
-    return "cuda" if str(device).split(":")[0] == "cuda" else "cpu"
+def _kind(device: Device) -> str:
+    first = device[0] if isinstance(device, Sequence) and not isinstance(device, str) else device
+    return "cuda" if str(first).split(":")[0] == "cuda" else "cpu"
+
+
+def _free(device: Device) -> int:
+    """Bytes that a request could take; of a model that is spread over several devices, all of them together."""
+    return available_bytes(device) + reusable_bytes(device)
 
 
 def _refusal(prediction: Prediction, plan: Plan, needed: int, free: int) -> str:

@@ -212,5 +212,5 @@ def unpack_bits(packed: Tensor, bits: int, columns: int) -> Tensor:
     if bits == 8:
         return packed
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
-    codes = (packed.unsqueeze(-1) >> shifts) & (2**bits - 1)
+    codes: Tensor = (packed.unsqueeze(-1) >> shifts) & (2**bits - 1)
     return codes.flatten(1)[:, :columns]
