@@ -21,7 +21,7 @@ def environment() -> dict[str, Any]:
     return {
         "command": " ".join(["tidekv", *sys.argv[1:]]),
         "tidekv": __version__,
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -36,7 +36,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of a checkout; None for an installed package."""
     try:
         done = subprocess.run(

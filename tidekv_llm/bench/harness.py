@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from tidekv_llm.bench.children import ChildFailed, run_job
-from tidekv_llm.bench.environment import environment
+from tidekv_llm.bench.environment import commit, environment
 from tidekv_llm.errors import ConfigError
 
 Row = dict[str, Any]
@@ -101,16 +101,18 @@ class Harness:
         self._log = self.folder / f"{name}.runs.jsonl"
         if options.fresh:
             self._log.unlink(missing_ok=True)
+        self._commit = commit()
         self._done = self._read_log()
 
     def _read_log(self) -> dict[str, Run]:
-        """Finished runs; a line that was cut off by the interruption is ignored."""
+        """Runs of an interrupted benchmark, of the same commit; a line that was cut off is ignored."""
         done: dict[str, Run] = {}
         if self._log.exists():
             for line in self._log.read_text("utf-8").splitlines():
                 try:
                     entry = json.loads(line)
-                    done[entry["key"]] = entry["run"]
+                    if entry["commit"] == self._commit:
+                        done[entry["key"]] = entry["run"]
                 except (ValueError, KeyError, TypeError):
                     continue
         return done
@@ -145,8 +147,9 @@ class Harness:
 
     def _remember(self, key: str, job: Job, run: Run) -> None:
         self._done[key] = run
+        entry = {"key": key, "commit": self._commit, "label": job.label, "at": time.time(), "run": run}
         with self._log.open("a", encoding="utf-8") as log:
-            log.write(json.dumps({"key": key, "label": job.label, "at": time.time(), "run": run}) + "\n")
+            log.write(json.dumps(entry) + "\n")
 
     def _progress(self, total: int) -> Any:
         return _Bar(total, self.name, hidden=self.options.json)
@@ -160,6 +163,7 @@ class Harness:
         paths[0].write_text(json.dumps(result, indent=1), "utf-8")
         _write_csv(paths[1], rows, result["environment"])
         note = _draw(self.folder / self.name, plot, paths)
+        self._log.unlink(missing_ok=True)  # it is all in the JSON; the next call measures anew
         if self.options.json:
             print(json.dumps({key: value for key, value in result.items() if key != "runs"}))
             return 0
