@@ -53,7 +53,8 @@ def run_job(function: str, arguments: Mapping[str, Any], *, timeout_seconds: flo
     results = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or not results:
         lines = done.stderr.strip().splitlines()
-        raise ChildFailed(f"{function}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        reason = "gave no result" if done.returncode == 0 else f"exit code {done.returncode}"
+        raise ChildFailed(f"{function}: {reason}{f' ({lines[-1]})' if lines else ''}")
     result: dict[str, Any] = json.loads(results[-1].removeprefix(_MARK))
     return result
 
