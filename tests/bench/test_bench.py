@@ -204,3 +204,12 @@ def test_150_mixed_requests_on_the_embedded_model(embedded_model_path):
     found = trace(run)
     assert abs(found["change"]) < 2**20
     assert abs(found["slope"]) < max(3 * found["slope_error"], 4096)
+
+
+def test_a_childs_result_comes_back():
+    """Through a real process, with a function that costs nothing; its other output does not disturb."""
+    from tidekv_llm.bench.children import ChildFailed, run_job
+
+    assert run_job("children:echo", {"value": 3}) == {"value": 3}
+    with pytest.raises(ChildFailed, match="exit code 1"):
+        run_job("children:echo", {"wrong": 3})

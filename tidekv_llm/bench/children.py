@@ -20,7 +20,7 @@ from tidekv_llm.bench.task import Measurement
 from tidekv_llm.errors import TideKVError
 
 PACKAGE = "tidekv_llm.bench"
-_MARK = "\x1etidekv-result "
+_MARK = "tidekv-result "
 
 
 class ChildFailed(TideKVError):
@@ -62,6 +62,12 @@ def run_job(function: str, arguments: Mapping[str, Any], *, timeout_seconds: flo
 def medians(runs: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, float]:
     """The median of each named figure."""
     return {name: float(median(run[name] for run in runs)) for name in names}
+
+
+def echo(value: int) -> dict[str, int]:
+    """A job that costs nothing, to test the way there and back."""
+    print("something else on standard output")
+    return {"value": value}
 
 
 def main(arguments: Sequence[str]) -> None:
