@@ -166,7 +166,7 @@ def test_the_transient_is_80_percent_below_post_prefill_at_16384_tokens():
     found = {
         method: run_child(
             Measurement(method=method, model="random:smollm2-135m", layers=2, prompt_tokens=16_384, new_tokens=2)
-        )["transient_bytes"]
+        )["above_steady_bytes"]
         for method in ("tidekv", "post-prefill")
     }
     assert found["tidekv"] < 0.2 * found["post-prefill"]

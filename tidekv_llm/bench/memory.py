@@ -1,4 +1,7 @@
-"""Construction memory over prompt length (Fig. 5, Tables 5a and 6): every schedule on the same model and prompt."""
+"""Construction memory over prompt length (Fig. 5, Tables 5a and 6): every schedule on the same model and prompt.
+
+The transient is the peak minus the steady state after it; growth is the peak minus what was there before.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +68,13 @@ def _job(options: argparse.Namespace, method: str, length: int) -> Job:
 
 
 def _row(method: str, length: int, runs: list[dict[str, Any]]) -> Row:
-    transient, spread = summary(runs, "transient_bytes")
+    transient, spread = summary(runs, "above_steady_bytes")
     return {
         "method": method,
         "prompt_tokens": length,
         "transient_mib": mib(transient),
         "spread_mib": mib(spread),
+        "growth_mib": mib(summary(runs, "transient_bytes")[0]),
         "peak_mib": mib(summary(runs, "peak_bytes")[0]),
         "cache_mib": mib(summary(runs, "cache_bytes")[0]),
         "components": runs[0]["components"],
