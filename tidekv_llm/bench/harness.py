@@ -17,6 +17,7 @@ from tidekv_llm.bench.children import ChildFailed, run_job
 from tidekv_llm.bench.environment import commit, environment
 from tidekv_llm.errors import ConfigError
 
+FILE_WIDTH = 240
 Row = dict[str, Any]
 Run = dict[str, Any]
 
@@ -219,7 +220,10 @@ def show_table(rows: Sequence[Row], title: str) -> None:
         table.add_column(heading.replace("_", " "), justify="right" if index else "left", no_wrap=not index)
     for row in rows:
         table.add_row(*(_cell(row.get(heading)) for heading in columns_of(rows)))
-    Console(soft_wrap=True, highlight=False).print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file or a pipe has no width
+        console.width = FILE_WIDTH
+    console.print(table)
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
