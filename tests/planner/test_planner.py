@@ -164,7 +164,7 @@ def test_the_largest_chunk_that_fits_is_taken(llama):
     chunks = []
     for free in (30 * GIB, int(2.2 * GIB)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(planner, "available_bytes", lambda device, free=free: free)
+            patch.setattr(planner, "_free", lambda device, free=free: free)
             chunks.append(choose_chunk_size(llama, 131072, config, "cuda"))
     assert chunks[0] == 2048
     assert chunks[1] <= 2048
