@@ -39,7 +39,7 @@ test-floor: $(FLOOR)/.dev
 	$(FLOOR)/bin/python -m pytest $(FLOOR_TESTS)
 
 bench: $(VENV)/.run
-	$(VENV)/bin/python -m tidekv_llm.bench
+	$(VENV)/bin/tidekv bench headline
 
 clean:
 	rm -rf $(VENV) $(FLOOR) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidekv_llm import __version__
+from tidekv_llm.bench.cli import add_commands as add_bench_commands
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import ConfigError, ContextOverflowError, TideKVError
 
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=run)
+    add_bench_commands(commands)
     return parser
 
 
@@ -85,11 +87,16 @@ def _add_ask(commands: Any) -> None:
     ask.add_argument("--model", default=DEFAULT_MODEL, help="alias, hub id, folder or GGUF file (default: %(default)s)")
     ask.add_argument("--kept-tokens", type=int, default=1024, help="KV positions kept per layer (default: %(default)s)")
     ask.add_argument(
-        "--chunk-size", type=_chunk_size, default="auto", help="prompt tokens per step, or auto (default: %(default)s)"
+        "--chunk-size",
+        type=_chunk_size,
+        default="auto",
+        help="prompt tokens per step, or auto (default: %(default)s)",
     )
     ask.add_argument("--selector", default=defaults["selector"].default, help="who stays (default: %(default)s)")
     ask.add_argument(
-        "--schedule", default=defaults["schedule"].default, help="how the cache is built (default: %(default)s)"
+        "--schedule",
+        default=defaults["schedule"].default,
+        help="how the cache is built (default: %(default)s)",
     )
     ask.add_argument("--max-new-tokens", type=int, default=128, help="longest answer (default: %(default)s)")
     ask.add_argument("--context-window", type=int, help="most tokens, prompt and answer (default: the model's own)")
