@@ -248,7 +248,7 @@ def _layer_types(config: Any, num_layers: int) -> tuple[str, ...]:
 
 
 def _cache_argument(layer: nn.Module) -> str:
-    """transformers 5.12 calls it ``past_key_values``, 5.24 ``cache``."""
+    """Transformers 5.12 calls it ``past_key_values``, 5.24 ``cache``."""
     parameters = inspect.signature(layer.forward).parameters
     for name in ("cache", "past_key_values"):
         if name in parameters:

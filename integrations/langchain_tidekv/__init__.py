@@ -3,7 +3,7 @@
 from langchain_tidekv import ChatTideKV, TideKVLLM, stuff_documents_chain
 
 chain = stuff_documents_chain(ChatTideKV(model="smollm2-135m"))
-result = chain.invoke({"context": PyPDFLoader("manual.pdf").load(), "question": "How tall is the tower?"})
+result = chain.invoke({"context": load_pdf("manual.pdf"), "question": "How tall is the tower?"})
 print(result["answer"], result["citations"])
 """
 
@@ -17,6 +17,7 @@ from langchain_tidekv.errors import (
     TideKVTimeoutError,
 )
 from langchain_tidekv.llm import TideKVLLM
+from langchain_tidekv.loaders import load_pdf
 
 __all__ = [
     "ChatTideKV",
@@ -27,5 +28,6 @@ __all__ = [
     "TideKVModelError",
     "TideKVModelNotFoundError",
     "TideKVTimeoutError",
+    "load_pdf",
     "stuff_documents_chain",
 ]

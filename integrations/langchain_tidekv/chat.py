@@ -16,7 +16,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.prompt_values import ChatPromptValue
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from langchain_tidekv.errors import langchain_errors
 from langchain_tidekv.llm import count_messages, token_ids
@@ -45,6 +45,9 @@ class ChatTideKV(TideKVFields, BaseChatModel):
     The arguments are those of :class:`tidekv_llm.integration.TideKVFields`. ``streaming``, ``max_retries`` and
     ``api_key`` are LangChain's standard ones: the last two mean nothing to a model in this process.
     """
+
+    # The framework's base class, which comes later, would allow and drop unknown arguments.
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     streaming: bool = Field(default=False, description="Stream inside invoke() too, for callbacks.")
     max_retries: int | None = Field(default=None, exclude=True, description="Unused: nothing is sent anywhere.")

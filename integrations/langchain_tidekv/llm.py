@@ -14,6 +14,7 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
+from pydantic import ConfigDict
 
 from langchain_tidekv.errors import langchain_errors
 from langchain_tidekv.prompts import PromptText, as_conversation, keep_messages
@@ -43,6 +44,9 @@ class TideKVLLM(TideKVFields, BaseLLM):
     user message in the model's chat template; ``chat_template=False`` continues it as it stands. See
     :class:`tidekv_llm.integration.TideKVFields` for the arguments.
     """
+
+    # The framework's base class, which comes later, would allow and drop unknown arguments.
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     @property
     def _llm_type(self) -> str:

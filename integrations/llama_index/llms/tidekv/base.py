@@ -21,6 +21,7 @@ from llama_index.core.llms import (
 )
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import default_completion_to_prompt
+from pydantic import ConfigDict
 
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.integration import (
@@ -55,6 +56,9 @@ class TideKVLLM(TideKVFields, CustomLLM):
     text as one user message in the model's chat template, unless ``formatted=True`` or ``chat_template=False``.
     See :class:`tidekv_llm.integration.TideKVFields` for the arguments; errors are those of ``tidekv_llm.errors``.
     """
+
+    # The framework's base class, which comes later, would allow and drop unknown arguments.
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     @classmethod
     def class_name(cls) -> str:
