@@ -68,9 +68,7 @@ def test_logits_equal_the_models_own_at_any_chunk_size(case: str, chunk_size: in
 @pytest.mark.parametrize("selector", ["snapkv", "recent"])
 @pytest.mark.parametrize("case", CASES)
 def test_eviction_does_not_change_the_prefills_logits(case: str, selector: str) -> None:
-    engine = engine_of(case).with_prefill(
-        chunk_size=7, kept_tokens=12, window_size=4, sinks=2, selector=selector
-    )
+    engine = engine_of(case).with_prefill(chunk_size=7, kept_tokens=12, window_size=4, sinks=2, selector=selector)
     prefilled = engine.prefill(random_prompt(S))
     assert prefilled.cache.kept_tokens <= 12
     assert relative_error(prefilled.logits, own_forward(case)[0]) < 1e-5
@@ -88,9 +86,7 @@ def test_hidden_states_equal_the_models_own(case: str) -> None:
     torch.testing.assert_close(last_only.hidden, prefilled.hidden[-1:], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "case", ["mistral", "gemma2", "gemma3_text mixed", "qwen3 mixed", "gpt_oss", "exaone4"]
-)
+@pytest.mark.parametrize("case", ["mistral", "gemma2", "gemma3_text mixed", "qwen3 mixed", "gpt_oss", "exaone4"])
 def test_sliding_layers_keep_their_window_and_full_layers_the_budget(case: str) -> None:
     engine = engine_of(case).with_prefill(chunk_size=7, kept_tokens=12, window_size=4, sinks=2)
     cache = engine.prefill(random_prompt(S)).cache
@@ -323,3 +319,8 @@ def test_an_unsupported_family_is_refused_in_one_line(name: str, caplog: pytest.
     with pytest.raises(UnsupportedModelError, match=reason) as caught:
         TideKV(model)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_in_training_mode_with_dropout_is_told_to_leave_it() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"is in training mode.* call model\.eval\(\) first"):
+        TideKV(tiny_model(attention_dropout=0.5).train())

@@ -73,9 +73,7 @@ def test_shared_namespaces_hold_no_init_file():
 
 def test_the_core_needs_no_framework():
     names = {re.split(r"[^\w.-]", requirement)[0] for requirement in PROJECT["dependencies"]}
-    assert names.isdisjoint(
-        {"langchain-core", "llama-index-core", "gradio", "fastapi", "flash-attn", "matplotlib"}
-    )
+    assert names.isdisjoint({"langchain-core", "llama-index-core", "gradio", "fastapi", "flash-attn", "matplotlib"})
 
 
 def test_the_floors_that_are_tested_are_the_floors_that_are_declared():
@@ -115,9 +113,7 @@ def test_no_registry_and_no_machine_path_is_named():
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     # This suite may itself run under make, whose variables must not reach the inner one.
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(
-        ["make", *arguments], cwd=ROOT, env=clean, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(["make", *arguments], cwd=ROOT, env=clean, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "lint", "test-floor", "bench"])

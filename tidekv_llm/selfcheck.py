@@ -40,6 +40,11 @@ def check_decoder(decoder: Decoder) -> float:
         raise UnsupportedModelError(f"{name}: its layers cannot be run one by one ({reason})") from error
     error_size = float((found - expected).norm() / expected.norm().clamp_min(1e-30))
     if not error_size <= TOLERANCE.get(decoder.dtype, 0.1):  # a NaN must fail too
+        if decoder.model.training:
+            raise UnsupportedModelError(
+                f"{name}: the self-check failed, and the model is in training mode, where dropout makes every "
+                "forward another; call model.eval() first"
+            )
         raise UnsupportedModelError(
             f"{name}: the self-check's logits differ from the model's own by {error_size:.3g} (relative L2); "
             "this family is unsupported, and answers would be wrong"

@@ -26,13 +26,14 @@ class DecodeAdapter:
         """Append tokens int64 [B, C] and return the logits float32 [B, vocab] after the last of them."""
         decoder = self._decoder
         first = self._cache.layer(0).logical
+        last = first + token_ids.shape[1] - 1
         hidden = decoder.embed(token_ids)
-        positions = torch.arange(first, first + token_ids.shape[1], device=hidden.device)
+        positions = torch.arange(first, last + 1, device=hidden.device)
         tables = {}
         for index in range(decoder.num_layers):
             kind = decoder.layer_types[index]
             if kind not in tables:
-                tables[kind] = decoder.position_embeddings(hidden, positions, int(first + token_ids.shape[1] - 1), index)
+                tables[kind] = decoder.position_embeddings(hidden, positions, last, index)
             hidden = decoder.run_layer(index, hidden, positions, tables[kind], self._cache.layer(index))
         return decoder.logits(hidden[:, -1])
 

@@ -66,7 +66,7 @@ class TextStream:
 
 
 def _possible_stop_start(text: str, stops: tuple[str, ...]) -> int:
-    """Length of the longest end of ``text`` that begins a stop string: ("ab\\nQ", ("\\nQ:",)) gives 2."""
+    """Length of the longest end of ``text`` that begins a stop string: ("see Qu", ("Question:",)) gives 2."""
     longest = 0
     for stop in stops:
         for length in range(min(len(stop) - 1, len(text)), 0, -1):
