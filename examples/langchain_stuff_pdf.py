@@ -12,8 +12,8 @@ from langchain_tidekv import ChatTideKV, load_pdf, stuff_documents_chain
 SAMPLE = Path(__file__).parent / "lighthouse.pdf"
 
 
-def main(path: str = str(SAMPLE), question: str = "Who was the first keeper of the lighthouse?") -> None:
-    with ChatTideKV(model="smollm2-135m", max_tokens=48, kept_tokens=1024) as llm:
+def main(path: str = str(SAMPLE), question: str = "What does the lens weigh?") -> None:
+    with ChatTideKV(model="smollm2-135m", max_tokens=48, kept_tokens=2048) as llm:
         chain = stuff_documents_chain(llm, overflow="retrieve")
         result = chain.invoke({"context": load_pdf(path), "question": question})
     print(result["answer"])

@@ -37,6 +37,7 @@ class EngineSpec:
         context_window: most tokens, prompt and answer together.
         load_options: further keywords of ``from_pretrained``.
         prefill: how the cache is built.
+        prefix_cache_bytes: host memory for what consecutive prompts share; None reuses nothing.
         engine: an engine that exists already, used instead of loading one.
     """
 
@@ -46,6 +47,7 @@ class EngineSpec:
     context_window: int | None = None
     load_options: dict[str, Any] = field(default_factory=dict)
     prefill: PrefillConfig | None = None
+    prefix_cache_bytes: int | None = None
     engine: TideKV | None = None
 
     @property
@@ -86,7 +88,7 @@ class _Slot:
                     **spec.load_options,
                 )
             self.users.add(handle)
-            return self.base.with_prefill(**_options(spec.prefill))
+            return _derive(self.base, spec)
 
     def release(self, handle: EngineHandle) -> None:
         with self.lock:
@@ -146,18 +148,19 @@ class EngineHandle:
         with self._slot.lock:
             self._check_open()
             if self._engine is None:
-                self._engine = self._borrow() if self.spec.engine is not None else self._slot.acquire(self)
+                self._engine = self._slot.acquire(self) if self.spec.engine is None else self._borrow(self.spec.engine)
             return self._engine
 
-    def _borrow(self) -> TideKV:
-        assert self.spec.engine is not None
-        return self.spec.engine.with_prefill(**_options(self.spec.prefill))
+    def _borrow(self, engine: TideKV) -> TideKV:
+        """The given engine itself, with its prefix cache, unless other options are wanted."""
+        plain = self.spec.prefill is None and self.spec.prefix_cache_bytes is None
+        return engine if plain else _derive(engine, self.spec)
 
     def close(self) -> None:
         """Let go of the weights; they are freed when no open handle uses them. A given ``engine`` stays open."""
         with self._slot.lock:
             self._closed = True
-            if self._engine is not None:
+            if self._engine is not None and self._engine is not self.spec.engine:
                 self._engine.close()
             self._engine = None
             if self.spec.engine is None:
@@ -248,6 +251,15 @@ class EngineHandle:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EngineHandle:
         return EngineHandle(self.spec)
+
+
+def _derive(base: TideKV, spec: EngineSpec) -> TideKV:
+    """An engine of one's own on the weights of another."""
+    engine = base.with_prefill(**_options(spec.prefill))
+    if spec.prefix_cache_bytes is None:
+        return engine
+    with engine:  # closed again: only its options were needed
+        return engine.with_prefix_cache(spec.prefix_cache_bytes)
 
 
 def _tokenizer_of(engine: TideKV) -> Any:

@@ -36,6 +36,9 @@ class TideKVFields(BaseModel):
     seed: int | None = Field(default=None, description="Makes sampling repeatable.")
     context_window: int | None = Field(default=None, gt=0, description="Tokens; default: the model's own.")
     prefill: Any = Field(default=None, description="A PrefillConfig; its options may be given flat instead.")
+    prefix_cache_bytes: int | None = Field(
+        default=None, gt=0, description="Host memory for reusing a document that several questions share."
+    )
     device: str | None = Field(default=None, description="'cpu', 'cuda:0'; default: the GPU if there is one.")
     dtype: str | None = Field(default=None, description="Of the weights: 'bfloat16', 'float32', 'auto'.")
     load_options: dict[str, Any] = Field(default_factory=dict, description="For TideKV.from_pretrained.")
@@ -103,6 +106,7 @@ class TideKVFields(BaseModel):
             context_window=self.context_window,
             load_options=self.load_options,
             prefill=self.prefill,
+            prefix_cache_bytes=self.prefix_cache_bytes,
             engine=self.engine,
         )
         with _handle_lock:
