@@ -312,9 +312,9 @@ def test_13_documents_go_in_as_text_not_as_repr(tiny: str) -> None:
         engine = llm.engine_handle().engine()
         real = engine._generate
 
-        def generate(ids: Any, *rest: Any) -> Any:
+        def generate(ids: Any, *rest: Any, **named: Any) -> Any:
             seen.append(engine.tokenizer.decode(ids))
-            return real(ids, *rest)
+            return real(ids, *rest, **named)
 
         engine._generate = generate
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,14 +185,15 @@ def test_chain_answers_in_every_way(kind: Any, tiny: str) -> None:
 
 def test_citations_are_checked(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tidekv_llm.documents import build_prompt, cite_pages
-    from tidekv_llm.engine import Answer, TideKV
+    from tidekv_llm.engine import TideKV
     from tidekv_llm.metrics import Metrics
 
     written = 'It is "41 metres high" [a.pdf p. iv]. "Anna sells the light" [a.pdf p. 2].'
 
-    def ask(self: TideKV, documents: Any, question: str, **options: Any) -> Answer:
+    def ask(self: TideKV, documents: Any, question: str, **options: Any) -> SimpleNamespace:
         prompt = build_prompt(documents, question, self.tokenizer)
-        return Answer(written, cite_pages(written, prompt, documents), Metrics(), len(prompt), "stop", (), prompt)
+        found = cite_pages(written, prompt, documents)
+        return SimpleNamespace(text=written, citations=found, metrics=Metrics(), finish_reason="stop", warnings=())
 
     monkeypatch.setattr(TideKV, "ask", ask)
     with TideKVLLM(model=tiny) as llm:

@@ -12,6 +12,7 @@ from llama_index.core import Settings, SummaryIndex
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import ChatMessage, ImageBlock
+from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
@@ -124,9 +125,8 @@ def test_cited_pages_are_source_nodes() -> None:
 
 
 def test_overflow(llm: TideKVLLM) -> None:
-    nodes = [
-        TextNode(text=f"{'gulls' if n == 9 else n} " + "x" * 200, metadata={"page_label": str(n)}) for n in range(14)
-    ]
+    texts = [f"{'gulls' if n == 9 else n} " + "x" * 200 for n in range(14)]
+    nodes = [TextNode(text=text, metadata={"page_label": str(n)}) for n, text in enumerate(texts)]
     with pytest.raises(ContextOverflowError, match="would fit"):
         WholeDocumentQueryEngine(llm, nodes).query("What of the gulls?")
     found = WholeDocumentQueryEngine(llm, nodes, overflow="retrieve").query("What of the gulls?").metadata["pages"]
@@ -168,7 +168,9 @@ def test_summary_index_is_one_call_when_it_fits(llm: TideKVLLM, mode: str, monke
 def test_retriever_query_engine_and_chat_engine(llm: TideKVLLM) -> None:
     retriever = SummaryIndex(nodes=NODES).as_retriever()
     assert str(RetrieverQueryEngine.from_args(retriever, llm=llm).query("How high?"))
-    chat = SimpleChatEngine.from_defaults(llm=llm, system_prompt="Be kind.")
+    chat = SimpleChatEngine.from_defaults(
+        llm=llm, system_prompt="Be kind.", memory=ChatMemoryBuffer.from_defaults(llm=llm)
+    )
     assert str(chat.chat("Hi"))
     assert "".join(chat.stream_chat("And now?").response_gen)
 
