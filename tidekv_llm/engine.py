@@ -5,6 +5,7 @@ documents -> prompt -> layer-major prefill -> compressed cache -> decode -> answ
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -334,7 +335,9 @@ class TideKV:
     @property
     def cache_owner(self) -> CacheOwner:
         """What a saved cache must have been saved for (``cache.save(path, llm.cache_owner)``)."""
-        return CacheOwner.of(self._open().decoder, self._open().name)
+        weights = self._open()
+        digest = hashlib.sha256(weights.identity.encode()).hexdigest()[:16]
+        return CacheOwner.of(weights.decoder, f"{weights.name}@{digest}")
 
     # --- the path ---------------------------------------------------------------------------------------
 

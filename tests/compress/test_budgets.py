@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,9 +22,7 @@ from tidekv_llm.errors import BudgetError
 
 
 def pyramid(kept: int, layers: int, length: int, window: int = 16, sinks: int = 4, beta: int = 20) -> list[int]:
-    return pyramid_layer_budgets(
-        kept, layers, prompt_length=length, window_size=window, sinks=sinks, beta=beta
-    )
+    return pyramid_layer_budgets(kept, layers, prompt_length=length, window_size=window, sinks=sinks, beta=beta)
 
 
 def test_uniform_is_the_same_everywhere() -> None:
@@ -51,7 +51,7 @@ def test_pyramid_is_the_papers_line_without_its_drift() -> None:
     assert budgets[0] == 7980
     assert budgets[-1] == 212
     assert sum(budgets) == 32 * 4096
-    steps = [a - b for a, b in zip(budgets, budgets[1:], strict=False)]
+    steps = [a - b for a, b in itertools.pairwise(budgets)]
     assert max(steps) - min(steps) <= 1
 
 
@@ -68,7 +68,7 @@ def test_no_schedule_is_frozen_on_the_first_prompt() -> None:
 
 
 def test_infeasible_budgets_name_the_smallest_feasible() -> None:
-    with pytest.raises(BudgetError, match="kept_tokens=19 is below the 20 mandatory.*raise it to 20"):
+    with pytest.raises(BudgetError, match=r"kept_tokens=19 is below the 20 mandatory.*raise it to 20"):
         pyramid(19, 30, 1000)
     with pytest.raises(BudgetError, match="raise it to 20"):
         cake_layer_budgets([1.0, 1.0], 38, mandatory=20, caps=[100, 100])

@@ -122,9 +122,7 @@ def test_head_adaptive_sets_equal_the_equations(case: str, alpha: float) -> None
     for length, budget in ((101, 43), (101, 20), (101, 100), (101, 101), (64, 30), (20, 25)):
         layer, queries = watched_layer(selector, length, batch=3, heads=6, kv_heads=3)
         expected = equations(layer, queries)
-        kept = select_per_head(
-            layer, selector, budget, window_size=16, sinks=4, block_size=9, floor_alpha=alpha
-        )
+        kept = select_per_head(layer, selector, budget, window_size=16, sinks=4, block_size=9, floor_alpha=alpha)
         heads = [positions.tolist() for positions in kept.heads()]
         for row in range(3):
             assert heads[3 * row : 3 * row + 3] == reference.ada_kept(expected[row], length, budget, 16, 4, alpha)
@@ -161,7 +159,7 @@ def test_random_is_spread_evenly_and_the_same_in_every_run() -> None:
 
 @pytest.mark.parametrize("selector", [H2O(), ExpectedAttention()], ids=lambda selector: selector.name)
 def test_selectors_that_need_every_query_say_so(selector: Selector) -> None:
-    with pytest.raises(SelectorError, match="needs the queries of the whole prompt.*schedule='tidekv'"):
+    with pytest.raises(SelectorError, match=r"needs the queries of the whole prompt.*schedule='tidekv'"):
         select_positions(random_layer(60), selector, 25, window_size=16, sinks=4, block_size=8)
 
 

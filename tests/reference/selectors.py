@@ -20,9 +20,7 @@ def window_attention(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
     batch, heads = queries.shape[:2]
     group = heads // keys.shape[1]
     rows = [
-        torch.stack(
-            [causal_logits(queries[b, h], keys[b, h // group], scaling).softmax(dim=-1) for h in range(heads)]
-        )
+        torch.stack([causal_logits(queries[b, h], keys[b, h // group], scaling).softmax(dim=-1) for h in range(heads)])
         for b in range(batch)
     ]
     return torch.stack(rows)

@@ -154,6 +154,8 @@ class FlattenedLayer(StoredLayer):
         layer.kept_positions, layer.head_lens = tensors["kept_positions"], tuple(facts["head_lens"])
         stored = {name.removeprefix("store."): tensor for name, tensor in tensors.items() if "store." in name}
         layer.store = restore_store(stored, facts["store"])
+        if layer.store.dtype != keys.dtype:
+            raise ValueError(f"the prompt is stored in {layer.store.dtype}, later tokens in {keys.dtype}")
         layer.logical = facts["logical"]
         layer._new = keys.shape[2] - layer.residual
         return layer

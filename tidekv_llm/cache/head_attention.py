@@ -14,6 +14,9 @@ from torch import Tensor
 from tidekv_llm.attention import TILE_BYTES, AttentionParams, Scratch, apply_sinks, flash_attn_available
 from tidekv_llm.cache.stores import FlatStore, PromptStore
 
+# Score rows are a multiple of this many elements.
+ROW_STEP = 256
+
 
 def head_attention(
     query: Tensor, store: PromptStore, tail: tuple[Tensor, Tensor], params: AttentionParams, scratch: Scratch
@@ -58,7 +61,7 @@ def grouped_attention(
             scores = _scores(queries, keys, tail_keys[:visible], params, sinks, scratch)
             result = torch.mm(scores[:, : keys.shape[0]], values)
             end = keys.shape[0] + visible
-            result.addmm_(scores[:, keys.shape[0] : end], tail_values[:visible])
+            result.addmm_(scores[:, keys.shape[0] : end].contiguous(), tail_values[:visible])
             out[row, start:stop, mine] = result.view(group, stop - start, value_dim).transpose(0, 1)
     return out
 
@@ -66,15 +69,19 @@ def grouped_attention(
 def _scores(
     queries: Tensor, keys: Tensor, tail: Tensor, params: AttentionParams, sinks: Tensor | None, scratch: Scratch
 ) -> Tensor:
-    """Softmax rows [G * c, n + t (+ 1 for a sink)] of queries [G, c, D] over keys [n, D] and tail [t, D]."""
+    """Softmax rows [G * c, n + t (+ 1 for a sink), padded] of queries [G, c, D] over keys [n, D] and tail [t, D]."""
     group, count, dim = queries.shape
     folded, kept = queries.reshape(group * count, dim), keys.shape[0]
     end = kept + tail.shape[0]
-    width = end if sinks is None else end + 1
+    # A product with a new shape or row stride costs its kernel's set-up anew, every head's at every token: rows are
+    # padded to a multiple that few tokens cross, and the tail's products have no stride of their own.
+    used = end if sinks is None else end + 1
+    width = -(-used // ROW_STEP) * ROW_STEP
     capacity = TILE_BYTES // queries.element_size()
     scores = scratch.take("tile_scores", (group * count, width), queries, capacity=capacity)
-    for part, place in ((keys, scores[:, :kept]), (tail, scores[:, kept:end])):
-        torch.addmm(place, folded, part.t(), beta=0, alpha=params.scaling, out=place)
+    torch.addmm(scores[:, :kept], folded, keys.t(), beta=0, alpha=params.scaling, out=scores[:, :kept])
+    scores[:, kept:end] = torch.mm(folded, tail.t()).mul_(params.scaling)
+    scores[:, used:] = -math.inf
     if params.softcap is not None:
         scores[:, :end].div_(params.softcap).tanh_().mul_(params.softcap)
     if count > 1:
@@ -82,7 +89,7 @@ def _scores(
         newest = scores.view(group, count, width)[..., end - count : end]
         newest.masked_fill_(row[None, :] > row[:, None], -math.inf)
     if sinks is not None:  # a logit without a value
-        scores.view(group, count, width)[..., -1] = sinks[:, None]
+        scores.view(group, count, width)[..., end] = sinks[:, None]
     return torch.softmax(scores, dim=-1, out=scores)
 
 

@@ -112,6 +112,10 @@ class StoredLayer(CacheLayerMixin):
         """No limit of its own."""
         return -1
 
+    def get_max_cache_shape(self) -> int:
+        """What transformers 5.12 calls :meth:`get_max_length`; abstract there."""
+        return -1
+
 
 def grown(tensor: Tensor, used: int, count: int) -> Tensor:
     """Storage [B, H, slots, D] with room for ``count`` more after ``used``; copied only if it is too small.

@@ -18,6 +18,7 @@ class PromptStore(Protocol):
     """Keys and values of B * Hkv heads, each of its own length; immutable."""
 
     head_lens: tuple[int, ...]
+    dtype: torch.dtype
 
     def head(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys [n, D] and values [n, Dv] of head ``index`` (row * Hkv + head)."""
@@ -46,6 +47,7 @@ class FlatStore:
         self._starts = list(accumulate(self.head_lens, initial=0))
         self.cu_klen = torch.tensor(self._starts, dtype=torch.int32, device=keys.device)
         self.max_klen = max(self.head_lens, default=0)
+        self.dtype = keys.dtype
 
     @classmethod
     def gather(cls, keys: Sequence[Tensor], values: Sequence[Tensor], slots: Sequence[Tensor]) -> FlatStore:
@@ -102,21 +104,25 @@ class QuantisedStore:
     A head is expanded when it is read, one at a time.
     """
 
-    def __init__(self, keys: Sequence[Packed], values: Sequence[Packed], bits: int, dtype: torch.dtype) -> None:
-        self._keys, self._values, self.bits, self.dtype = tuple(keys), tuple(values), bits, dtype
+    def __init__(
+        self, keys: Sequence[Packed], values: Sequence[Packed], value_dim: int, bits: int, dtype: torch.dtype
+    ) -> None:
+        self._keys, self._values = tuple(keys), tuple(values)
+        self._value_dim, self.bits, self.dtype = value_dim, bits, dtype
         self.head_lens = tuple(packed.codes.shape[0] for packed in self._values)
 
     @classmethod
     def of(cls, heads: Sequence[tuple[Tensor, Tensor]], bits: int) -> QuantisedStore:
         """Quantise heads (keys [n, D], values [n, Dv])."""
         keys = [quantise_per_channel(head, bits) for head, _ in heads]
-        return cls(keys, [quantise_per_token(head, bits) for _, head in heads], bits, heads[0][0].dtype)
+        values = [quantise_per_token(head, bits) for _, head in heads]
+        return cls(keys, values, heads[0][1].shape[1], bits, heads[0][0].dtype)
 
     def head(self, index: int) -> tuple[Tensor, Tensor]:
         keys, values = self._keys[index], self._values[index]
         return (
             expand_per_channel(keys, self.head_lens[index], self.bits, self.dtype),
-            expand_per_token(values, self.bits, self.dtype),
+            expand_per_token(values, self._value_dim, self.bits, self.dtype),
         )
 
     @property
@@ -131,7 +137,7 @@ class QuantisedStore:
                 for part in ("codes", "scale", "zero"):
                     tensors[f"{kind}.{index}.{part}"] = getattr(packed, part)
         facts = {"store": "quantised", "bits": self.bits, "dtype": str(self.dtype).removeprefix("torch.")}
-        return tensors, {**facts, "head_lens": self.head_lens}
+        return tensors, {**facts, "head_lens": self.head_lens, "value_dim": self._value_dim}
 
 
 def restore_store(tensors: dict[str, Tensor], facts: dict[str, Any]) -> PromptStore:
@@ -145,7 +151,9 @@ def restore_store(tensors: dict[str, Tensor], facts: dict[str, Any]) -> PromptSt
             for index in range(len(facts["head_lens"]))
         ]
 
-    return QuantisedStore(packed("keys"), packed("values"), facts["bits"], getattr(torch, facts["dtype"]))
+    return QuantisedStore(
+        packed("keys"), packed("values"), facts["value_dim"], facts["bits"], getattr(torch, facts["dtype"])
+    )
 
 
 def quantise_per_channel(matrix: Tensor, bits: int) -> Packed:
@@ -153,30 +161,30 @@ def quantise_per_channel(matrix: Tensor, bits: int) -> Packed:
     padding = -matrix.shape[0] % GROUP
     if padding and matrix.shape[0]:  # repeated rows change no minimum and no maximum
         matrix = torch.cat((matrix, matrix[-1:].expand(padding, -1)))
-    grouped = matrix.float().view(-1, GROUP, matrix.shape[-1])
+    grouped = matrix.float().view(matrix.shape[0] // GROUP, GROUP, matrix.shape[-1])
     return _quantise(grouped, 1, bits, matrix.shape)
 
 
 def expand_per_channel(packed: Packed, count: int, bits: int, dtype: torch.dtype) -> Tensor:
     """The first ``count`` rows back, [count, D]."""
     codes = unpack_bits(packed.codes, bits, packed.scale.shape[-1])
-    grouped = codes.view(-1, GROUP, codes.shape[-1])
+    grouped = codes.reshape(codes.shape[0] // GROUP, GROUP, codes.shape[-1])
     return _expand(grouped, packed, dtype).view(codes.shape)[:count]
 
 
 def quantise_per_token(matrix: Tensor, bits: int) -> Packed:
     """Every row on its own, in groups of 64 columns where that divides them."""
     width = GROUP if matrix.shape[1] % GROUP == 0 else matrix.shape[1]
-    return _quantise(matrix.float().view(matrix.shape[0], -1, width), 2, bits, matrix.shape)
+    grouped = matrix.float().view(matrix.shape[0], matrix.shape[1] // width, width)
+    return _quantise(grouped, 2, bits, matrix.shape)
 
 
-def expand_per_token(packed: Packed, bits: int, dtype: torch.dtype) -> Tensor:
-    """All rows back, [n, Dv]."""
+def expand_per_token(packed: Packed, columns: int, bits: int, dtype: torch.dtype) -> Tensor:
+    """All rows back, [n, columns]."""
     groups = packed.scale.shape[1]
-    columns = packed.codes.shape[1] * 8 // bits
-    width = GROUP if groups > 1 else columns
-    codes = unpack_bits(packed.codes, bits, groups * width)
-    return _expand(codes.view(codes.shape[0], groups, -1), packed, dtype).view(codes.shape)
+    codes = unpack_bits(packed.codes, bits, columns)
+    grouped = codes.reshape(codes.shape[0], groups, columns // groups)
+    return _expand(grouped, packed, dtype).view(codes.shape)
 
 
 def _quantise(grouped: Tensor, dim: int, bits: int, shape: torch.Size) -> Packed:
@@ -200,7 +208,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
     if per_byte == 1:
         return codes
     codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % per_byte))
-    parts = codes.view(codes.shape[0], -1, per_byte)
+    parts = codes.view(codes.shape[0], codes.shape[1] // per_byte, per_byte)
     packed = parts[..., 0].clone()
     for place in range(1, per_byte):
         packed |= parts[..., place] << (place * bits)
@@ -212,5 +220,5 @@ def unpack_bits(packed: Tensor, bits: int, columns: int) -> Tensor:
     if bits == 8:
         return packed
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
-    codes = (packed.unsqueeze(-1) >> shifts) & (2**bits - 1)
+    codes: Tensor = (packed.unsqueeze(-1) >> shifts) & (2**bits - 1)
     return codes.flatten(1)[:, :columns]

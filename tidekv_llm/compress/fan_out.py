@@ -44,9 +44,7 @@ class FanOut:
     def compress(self, layer: FullLayer, window: int | None) -> StoredLayer:
         """Let every compressor keep its own choice of ``layer``."""
         assert isinstance(layer.accumulated, _Accumulators)
-        for compressor, cache, gathered in zip(
-            self._compressors, self.caches, layer.accumulated.parts, strict=True
-        ):
+        for compressor, cache, gathered in zip(self._compressors, self.caches, layer.accumulated.parts, strict=True):
             cache.commit(compressor.compress(replace(layer, accumulated=gathered), window))
         return self.caches[-1].layer(-1)
 

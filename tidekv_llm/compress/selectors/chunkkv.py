@@ -40,6 +40,11 @@ class ChunkKV(Selector):
     def accumulator(self, prompt_length: int) -> Accumulator | None:
         return self.tokens.accumulator(prompt_length)
 
+    @property
+    def needs_all_queries(self) -> bool:
+        """Whether what scores single tokens needs them."""
+        return self.tokens.needs_all_queries
+
     def scorer(self, layer: FullLayer, block_size: int) -> Scorer:
         inner, length = self.tokens.scorer(layer, block_size), self.chunk_length
         prefix_length = layer.prompt_length - layer.queries.shape[2]

@@ -1,0 +1,152 @@
+"""Selectors that users write, several compressors on one prefill, and the sweep's own arithmetic."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.compress.layers import random_layer
+from tests.tiny_models import random_prompt, tiny_model
+from tidekv_llm.attention import AttentionDispatch
+from tidekv_llm.bench.selectors import Outcome, describe, settings, verdict
+from tidekv_llm.compress.compressor import Compressor
+from tidekv_llm.compress.fan_out import FanOut
+from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.compress.layer_end import select_per_head, select_positions
+from tidekv_llm.compress.selectors import H2O, ChunkKV, Scorer, Selector, selector_names
+from tidekv_llm.config import PrefillConfig
+from tidekv_llm.engine import TideKV
+from tidekv_llm.errors import SelectorError
+from tidekv_llm.memory import MemoryMeter
+from tidekv_llm.request import Request
+from tidekv_llm.schedules import Job, make_schedule
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_selector.py"
+
+
+@dataclass(frozen=True)
+class Places(Selector):
+    """Indices that the test computes; not registered."""
+
+    name: ClassVar[str] = "places"
+    choose: Callable[[FullLayer, int], Tensor]
+
+    def indices(self, layer: FullLayer, count: int, first: int, last: int) -> Tensor:
+        return self.choose(layer, count)
+
+    def scorer(self, layer: FullLayer, block_size: int) -> Scorer:
+        raise AssertionError("indices come first")
+
+
+def select(choose: Callable[[FullLayer, int], Tensor], **options: Any) -> list[int]:
+    kept = select_positions(random_layer(60), Places(choose), 25, window_size=16, sinks=4, block_size=8, **options)
+    return kept.indices[0, 1].tolist()
+
+
+def test_a_selector_may_choose_places_itself() -> None:
+    places = torch.tensor([40, 4, 43, 9, 20]).expand(1, 2, -1)
+    assert select(lambda layer, count: places) == [0, 1, 2, 3, 4, 9, 20, 40, 43, *range(44, 60)]
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ([4, 5, 6, 7], r"gave indices of shape \(1, 2, 4\)"),
+        ([4, 5, 6, 7, 8, 9], r"where whole numbers \(1, 2, 5\)"),
+        ([4.0, 5.0, 6.0, 7.0, 8.0], "torch.float32 where whole numbers"),
+        ([3, 5, 6, 7, 8], r"from 3 to 8 in layer 1, outside the range \[4, 44\)"),
+        ([4, 5, 6, 7, 44], "from 4 to 44"),
+        ([4, 5, 6, 7, 10**9], "from 4 to 1000000000"),
+        ([-1, 5, 6, 7, 8], "from -1 to 8"),
+        ([4, 5, 5, 7, 8], "twice in layer 1"),
+    ],
+    ids=str,
+)
+def test_places_that_cannot_be_are_an_error(places: list[float], message: str) -> None:
+    with pytest.raises(SelectorError, match=message):
+        select(lambda layer, count: torch.tensor(places).expand(1, 2, -1))
+
+
+def test_places_cannot_be_compared_between_heads_or_layers() -> None:
+    def never(layer: FullLayer, count: int) -> Tensor:
+        raise AssertionError
+
+    with pytest.raises(SelectorError, match="chooses indices, but layer_budget='cake' compares scores"):
+        select(never, rank_all=True)
+    with pytest.raises(SelectorError, match="chooses indices, but head_budget='ada' compares scores"):
+        select_per_head(random_layer(60), Places(never), 25, window_size=16, sinks=4, block_size=8, floor_alpha=0.5)
+
+
+def test_the_example_is_short_and_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(EXAMPLE.read_text().splitlines()) < 40
+    spec = importlib.util.spec_from_file_location("custom_selector_example", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    from tidekv_llm.compress import selectors
+
+    try:
+        assert "long-values" in selector_names()
+        config = PrefillConfig(kept_tokens=24, selector="long-values", head_budget="ada", layer_budget="cake")
+        cache = TideKV(tiny_model(), prefill=config).prefill(random_prompt(90)).cache
+        assert sum(len(cache.positions(layer, head)) for layer in range(3) for head in range(2)) == 144
+    finally:
+        selectors._REGISTRY.pop("long-values")
+
+
+def test_which_selectors_need_every_query() -> None:
+    assert H2O().needs_all_queries
+    assert not ChunkKV().needs_all_queries
+    assert ChunkKV(tokens=H2O()).needs_all_queries
+
+
+def test_one_prefill_for_many_compressors_gives_what_each_alone_gives() -> None:
+    base = {"kept_tokens": 24, "sinks": 2, "kernel_size": 3, "chunk_size": 20}
+    configs = [
+        PrefillConfig(**base, **options)  # type: ignore[arg-type]
+        for options in (
+            {"window_size": 4},
+            {"window_size": 16},
+            {"selector": "h2o"},
+            {"selector": "expected-attention", "head_budget": "ada"},
+            {"selector": "chunkkv", "layer_budget": "cake"},
+        )
+    ]
+    llm, prompt = TideKV(tiny_model("gemma3_text")), random_prompt(90)
+    decoder = llm.decoder
+    full = [index for index in range(decoder.num_layers) if decoder.sliding_window(index) is None]
+    fan_out = FanOut([Compressor(config, 3, 90, 0, full) for config in configs])
+    with MemoryMeter(decoder.device, weights=0) as meter, torch.no_grad():
+        job = Job(cast("Compressor", fan_out), AttentionDispatch(), Request(), meter, 20)
+        make_schedule("tidekv").prefill(decoder, torch.tensor([prompt]), job)
+    for config, cache in zip(configs, fan_out.caches, strict=True):
+        alone = TideKV(llm.model, prefill=config).prefill(prompt).cache
+        for layer in range(3):
+            for head in range(2):
+                assert torch.equal(cache.positions(layer, head), alone.positions(layer, head))
+
+
+def test_settings_have_names_of_their_own() -> None:
+    names = [describe(setting) for setting in settings()]
+    assert len(set(names)) == len(names)
+    assert names[0] == "snapkv, W=16, max 21"
+
+
+def test_the_verdict_can_go_both_ways() -> None:
+    def outcome(found: int, **setting: Any) -> Outcome:
+        return Outcome(setting, 512, tuple(index < found for index in range(3)), ("",) * 3)
+
+    rows = [outcome(2), outcome(2, window_size=8), outcome(3, selector="keydiff")]
+    assert verdict(rows) == "No SnapKV setting finds more needles than the defaults (2 of 3)."
+    better = "The defaults find 2 of 3; better, with 3: snapkv, W=32, max 21."
+    assert verdict([*rows, outcome(3, window_size=32)]) == better
