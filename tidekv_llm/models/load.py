@@ -117,6 +117,42 @@ def load(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadedTokenizer:
+    """A tokenizer without the weights.
+
+    Attributes:
+        tokenizer: the model's own.
+        context_window: most tokens, prompt and answer together.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    context_window: int
+
+
+def load_tokenizer(
+    name_or_path: str | os.PathLike[str],
+    *,
+    context_window: int | None = None,
+    progress: embedded.Progress | None = None,
+    **transformers_options: Any,
+) -> LoadedTokenizer:
+    """Only the tokenizer of a model, to count tokens with; arguments and errors are those of :func:`load`."""
+    _refuse_remote_code(transformers_options)
+    hub_options = {key: transformers_options[key] for key in _HUB_OPTIONS if key in transformers_options}
+    source = resolve(
+        name_or_path, **{key: hub_options[key] for key in ("revision", "token", "cache_dir") if key in hub_options}
+    )
+    if source.kind == "alias":
+        source = ModelSource(kind="alias", name=source.name, path=embedded.ensure_embedded(progress))
+    with _one_line_errors(source):
+        where, file_options = _location(source, hub_options)
+        config = _read_config(where, file_options, transformers_options.pop("config", None))
+        tokenizer = _read_tokenizer(where, file_options, source)
+        window, _ = apply_window(config, context_window, source, _tokenizer_limit(tokenizer))
+    return LoadedTokenizer(tokenizer=tokenizer, context_window=window)
+
+
 # -- options --------------------------------------------------------------------------------------------
 
 
