@@ -49,10 +49,7 @@ def test_the_conversation_goes_on_between_commands(
     assert later["prompt_tokens"] > alone["prompt_tokens"] + 12
     conversation = session_folder("light") / "conversation.json"
     turns = json.loads(conversation.read_text())["turns"]
-    assert turns == [
-        ["How much fuel does the main tank hold?", first["answer"]],
-        ["And who lights it?", later["answer"]],
-    ]
+    assert [turn[1] for turn in turns] == [first["answer"], later["answer"]]
     assert stat.S_IMODE(conversation.stat().st_mode) == 0o600
     file.write_text("Another text altogether. " * 20)
     assert ask("Why?")["metrics"]["reused_prefix_tokens"] == 0

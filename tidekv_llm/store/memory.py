@@ -21,7 +21,9 @@ class MemoryStore(PrefixStore):
         token_ids: see :class:`PrefixStore`.
         num_layers: see :class:`PrefixStore`.
         int8: store 8-bit integers with one scale per channel (keys) or per token (values): half the bytes of
-            bfloat16, and no longer exact. INT8_ERROR
+            bfloat16, and no longer exact. Measured with SmolLM2-135M on 2,500 tokens: keys off by 0.6%, values by
+            0.7%, next-token logits by 0.6 to 0.7% (relative L2); 99% of the kept positions and the next token were
+            the same, but three greedy answers of 24 tokens all differed from the exact ones at some word.
         limit_bytes: a store that would grow beyond is refused at its first layer; None for no limit.
     """
 
