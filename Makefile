@@ -5,7 +5,7 @@
 PYTHON     ?= python3
 VENV_FLAGS ?=
 DOCUMENT   ?= examples/lighthouse.pdf
-QUESTION   ?= How much fuel does the main tank hold?
+QUESTION ?= Who is the harbour master?
 TESTS      ?= tests
 
 # The oldest supported releases are in .ci/floor.txt, except torch: old builds of it for CPUs are not to be

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Read when torch is first imported. By default OpenMP threads spin while they wait: on a machine busy with
+# something else, tiny products then take milliseconds each and the suite ten times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(scope="session")

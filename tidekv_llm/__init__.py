@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tidekv_llm.decode.sampling import Sampling
     from tidekv_llm.documents import Citation, Document, Page
     from tidekv_llm.engine import Answer, Generation, Stream, TideKV
+    from tidekv_llm.hf import tidekv_attention
     from tidekv_llm.metrics import Metrics
     from tidekv_llm.prefill.result import Prefilled
     from tidekv_llm.request import Progress
@@ -43,6 +44,7 @@ _HOME = {
     "TideKV": "tidekv_llm.engine",
     "register_selector": "tidekv_llm.compress.selectors",
     "selector_names": "tidekv_llm.compress.selectors",
+    "tidekv_attention": "tidekv_llm.hf",
 }
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "TideKV",
     "register_selector",
     "selector_names",
+    "tidekv_attention",
 ]
 
 

@@ -135,7 +135,7 @@ class TiledAttention:
                     torch.mm(scores, value[row, head, rows.first_key : rows.end_key], out=result)
                     out[row, start:stop, group_heads] = result.view(group, rows.count, value_dim).transpose(0, 1)
         if params.sinks is not None:
-            _apply_sinks(out, lse, params.sinks)
+            apply_sinks(out, lse, params.sinks)
         return out, lse[:, :, with_lse - lse_rows :] if lse_rows else None
 
     def _tile_queries(self, group: int, span: int, count: int, element_size: int) -> int:
@@ -143,9 +143,7 @@ class TiledAttention:
         power = 1 << max(0, tile.bit_length() - 1)
         return max(1, min(power, count))
 
-    def _scores(
-        self, query: Tensor, key: Tensor, params: AttentionParams, rows: _TileRows, scratch: Scratch
-    ) -> Tensor:
+    def _scores(self, query: Tensor, key: Tensor, params: AttentionParams, rows: _TileRows, scratch: Scratch) -> Tensor:
         group, count, dim = query.shape
         keys = key[rows.first_key : rows.end_key]
         folded = scratch.take("tile_query", (group * count, dim), query)
@@ -233,7 +231,7 @@ class MergeAttention:
             lse = total
         out = out.transpose(1, 2)
         if params.sinks is not None:
-            _apply_sinks(out, lse, params.sinks)
+            apply_sinks(out, lse, params.sinks)
         return out, lse[:, :, -lse_rows:] if lse_rows else None
 
     @staticmethod
@@ -308,11 +306,11 @@ class FlashAttention:
             return result, None
         out, lse = result[0], result[1]
         if params.sinks is not None:
-            _apply_sinks(out, lse, params.sinks)
+            apply_sinks(out, lse, params.sinks)
         return out, lse[:, :, -lse_rows:] if lse_rows else None
 
 
-def _apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
+def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     """Add a logit without a value to the softmax: out *= e^lse / (e^lse + e^sink); out [B, C, H, D]."""
     share = torch.sigmoid(lse - sinks.float()[None, :, None])  # [B, H, C]
     out.mul_(share.transpose(1, 2).unsqueeze(-1).to(out.dtype))

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 AUTO_CHUNK: Literal["auto"] = "auto"
 
 POOLINGS = ("max", "avg", "none")
+WEIGHTS = ("uniform", "recency")
+LAYOUTS = ("auto", "rectangular", "flattened")
+KV_BITS = (16, 8, 4, 2)
 ATTENTIONS = ("auto", "tiled", "merge", "sdpa", "flash")
 
 
@@ -30,6 +33,12 @@ class PrefillConfig:
         sinks: first positions that are always kept.
         kernel_size: odd width of the pooling over neighbouring scores.
         pooling: ``"max"``, ``"avg"`` or ``"none"``.
+        weights: weights w_q of the observation queries (Eq. 7): ``"uniform"`` or ``"recency"``.
+        beta: steepness of ``layer_budget="pyramid"``: the last layer gets a beta-th of the mean.
+        floor_alpha: part of a layer's budget that ``head_budget="ada"`` shares out evenly, from 0 to 1.
+        layout: how the cache is stored; ``"auto"`` is rectangular unless heads differ or keys are quantised.
+        kv_bits: 8, 4 or 2 quantises the kept prompt once it is selected; 16 stores it as it is.
+        kv_residual: most recent kept positions that ``kv_bits`` leaves in full precision.
         score_block_size: keys scored at once, b_s; temporary memory grows with it, not with the prompt.
         schedule: which construction order; ``"tidekv"`` is layer-major with delayed eviction.
         attention: attention backend, or ``"auto"``.
@@ -48,6 +57,12 @@ class PrefillConfig:
     sinks: int = 4
     kernel_size: int = 21
     pooling: str = "max"
+    weights: str = "uniform"
+    beta: int = 20
+    floor_alpha: float = 0.5
+    layout: str = "auto"
+    kv_bits: int = 16
+    kv_residual: int = 32
     score_block_size: int = 1024
     schedule: str = "tidekv"
     attention: str = "auto"
@@ -65,6 +80,9 @@ class PrefillConfig:
             raise ConfigError(f"sinks={self.sinks!r} must be a whole number of at least 0")
         _one_of("pooling", self.pooling, POOLINGS)
         _one_of("attention", self.attention, ATTENTIONS)
+        _one_of("weights", self.weights, WEIGHTS)
+        _positive("beta", self.beta)
+        self._check_storage()
         mandatory = self.window_size + self.sinks
         if self.kept_tokens < mandatory:
             raise BudgetError(
@@ -72,6 +90,22 @@ class PrefillConfig:
                 f"raise kept_tokens to {mandatory} or more"
             )
         self._check_names()
+
+    def _check_storage(self) -> None:
+        _one_of("layout", self.layout, LAYOUTS)
+        if self.kv_bits not in KV_BITS or not _is_int(self.kv_bits):
+            raise ConfigError(f"kv_bits={self.kv_bits!r} is unknown; choose one of 16, 8, 4, 2")
+        if not _is_int(self.kv_residual) or self.kv_residual < 0:
+            raise ConfigError(f"kv_residual={self.kv_residual!r} must be a whole number of at least 0")
+        if isinstance(self.floor_alpha, bool) or not isinstance(self.floor_alpha, (int, float)):
+            raise ConfigError(f"floor_alpha={self.floor_alpha!r} must be a number from 0 to 1")
+        if not 0 <= self.floor_alpha <= 1:
+            raise ConfigError(f"floor_alpha={self.floor_alpha!r} must be a number from 0 to 1")
+        if self.layout == "rectangular" and (self.head_budget != "uniform" or self.kv_bits < 16):
+            raise ConfigError(
+                "layout='rectangular' has one length for all heads and full precision; use layout='auto' with "
+                f"head_budget={self.head_budget!r} and kv_bits={self.kv_bits}"
+            )
 
     def _check_names(self) -> None:
         # Registries are looked up late: they import torch, and a config must not.
@@ -85,8 +119,8 @@ class PrefillConfig:
             raise ConfigError(
                 f"selector={self.selector!r} must be a name ({', '.join(selector_names())}) or a Selector"
             )
-        _one_of("layer_budget", self.layer_budget, tuple(LAYER_BUDGETS))
-        _one_of("head_budget", self.head_budget, tuple(HEAD_BUDGETS))
+        _one_of("layer_budget", self.layer_budget, LAYER_BUDGETS)
+        _one_of("head_budget", self.head_budget, HEAD_BUDGETS)
         _one_of("schedule", self.schedule, schedule_names())
 
     def replace(self, **changes: Any) -> PrefillConfig:

@@ -1,6 +1,6 @@
 """TideKV: the whole path on one page.
 
-    documents -> prompt -> layer-major prefill -> compressed cache -> decode -> answer with page citations
+documents -> prompt -> layer-major prefill -> compressed cache -> decode -> answer with page citations
 """
 
 from __future__ import annotations
@@ -11,20 +11,32 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tidekv_llm.attention import AttentionDispatch
+from tidekv_llm.cache.storage import CacheOwner
 from tidekv_llm.compress.compressor import Compressor
+from tidekv_llm.compress.selectors import make_selector
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.decode.loop import DecodeAdapter, decode_tokens
 from tidekv_llm.decode.sampling import Sampler, Sampling
 from tidekv_llm.decode.text import TextStream
-from tidekv_llm.documents import Citation, Document, Prompt, build_prompt, chat_prompt, cite_pages
-from tidekv_llm.errors import ClosedError, ConfigError, ContextOverflowError, MemoryLimitError
+from tidekv_llm.documents import (
+    DEFAULT_INSTRUCTIONS,
+    Citation,
+    Document,
+    Prompt,
+    build_prompt,
+    chat_prompt,
+    cite_pages,
+    document_ends,
+)
+from tidekv_llm.errors import CacheError, ClosedError, ConfigError, ContextOverflowError, MemoryLimitError
+from tidekv_llm.evidence import kept_per_page
 from tidekv_llm.hf import Decoder
 from tidekv_llm.lock import FairLock
 from tidekv_llm.memory import MemoryMeter, MemoryReport, weight_bytes
@@ -35,9 +47,12 @@ from tidekv_llm.prefill.result import Prefilled
 from tidekv_llm.request import ProgressCallback, Request
 from tidekv_llm.schedules import Job, make_schedule
 from tidekv_llm.selfcheck import check_decoder
+from tidekv_llm.store import StorePool
+from tidekv_llm.store.reuse import PrefixCache, PromptIdentity, Reuse, SharedPrefix
 
 if TYPE_CHECKING:
     from tidekv_llm.documents.prompt import HistoryTurn
+    from tidekv_llm.session import Session
 
 Messages = Sequence[Mapping[str, Any]]
 PromptInput = str | Messages | Sequence[int] | Tensor
@@ -72,6 +87,8 @@ class Answer:
         finish_reason: ``"stop"`` or ``"length"``.
         warnings: pages that could not be read, and the like.
         prompt: the prompt, with each page's token range.
+        evidence: float32 [S], the scores each prompt position was kept for; None for query-agnostic selectors.
+        page_strip_by_layer: kept positions per page (``prompt.spans``), one row per layer, summed over KV heads.
     """
 
     text: str
@@ -81,14 +98,24 @@ class Answer:
     finish_reason: str
     warnings: tuple[str, ...]
     prompt: Prompt
+    evidence: Tensor | None
+    page_strip_by_layer: tuple[tuple[int, ...], ...]
+
+    @property
+    def page_strip(self) -> tuple[int, ...]:
+        """Kept positions per page, summed over layers and KV heads."""
+        return tuple(sum(column) for column in zip(*self.page_strip_by_layer, strict=True))
 
 
-class Stream:
-    """Text deltas of a generation; :attr:`generation` holds the whole once they are through."""
+Result = TypeVar("Result", Generation, Answer)
 
-    def __init__(self, deltas: Generator[str, None, Generation]) -> None:
-        self._deltas = deltas
-        self.generation: Generation | None = None
+
+class _Deltas(Generic[Result]):
+    """Text deltas that end with a result."""
+
+    def __init__(self, deltas: Generator[str, None, Result]) -> None:
+        self._deltas: Generator[str, None, Result] = deltas
+        self._result: Result | None = None
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -98,17 +125,43 @@ class Stream:
             return next(self._deltas)
         except StopIteration as end:
             if end.value is not None:
-                self.generation = end.value
+                self._result = end.value
             raise
 
     def close(self) -> None:
         """Stop generating and release the cache."""
         self._deltas.close()
 
+    def drain(self, on_text: Callable[[str], None] | None = None) -> Result:
+        """Run to the end, telling ``on_text`` each delta, and return the result."""
+        for delta in self:
+            if on_text is not None:
+                on_text(delta)
+        assert self._result is not None
+        return self._result
+
     @property
     def metrics(self) -> Metrics | None:
         """Figures of the finished generation, None before."""
-        return self.generation.metrics if self.generation else None
+        return self._result.metrics if self._result else None
+
+
+class Stream(_Deltas[Generation]):
+    """Text deltas of a generation; :attr:`generation` holds the whole once they are through."""
+
+    @property
+    def generation(self) -> Generation | None:
+        """The finished generation, None before."""
+        return self._result
+
+
+class AnswerStream(_Deltas[Answer]):
+    """Text deltas of an answer; :attr:`answer` holds the whole once they are through."""
+
+    @property
+    def answer(self) -> Answer | None:
+        """The finished answer, None before."""
+        return self._result
 
 
 class _Weights:
@@ -121,6 +174,8 @@ class _Weights:
         self.lock = FairLock()
         self.users = 0
         self.check_error = check_decoder(self.decoder)
+        self.pool = StorePool()
+        self.identity = _identity(model, name)
 
 
 class TideKV:
@@ -189,14 +244,13 @@ class TideKV:
             engine._notes = (loaded.rope_note,)
         return engine
 
-    def _attach(
-        self, weights: _Weights, config: PrefillConfig, context_window: int, notes: tuple[str, ...]
-    ) -> None:
+    def _attach(self, weights: _Weights, config: PrefillConfig, context_window: int, notes: tuple[str, ...]) -> None:
         weights.users += 1
         self._weights: _Weights | None = weights
         self.config = config
         self.context_window = context_window
         self._notes = notes
+        self._prefix: PrefixCache | None = None
 
     def with_prefill(self, **changes: Any) -> TideKV:
         """An engine on the same weights with some prefill options changed.
@@ -207,11 +261,24 @@ class TideKV:
         config = self.config.replace(**changes)
         other = TideKV.__new__(type(self))
         other._attach(self._open(), config, self.context_window, self._notes)
+        other._prefix = self._prefix
         return other
 
     def with_schedule(self, schedule: str) -> TideKV:
         """An engine on the same weights that builds the cache in another order."""
         return self.with_prefill(schedule=schedule)
+
+    def with_prefix_cache(self, limit_bytes: int) -> TideKV:
+        """An engine on the same weights that reuses what consecutive prompts share.
+
+        Args:
+            limit_bytes: most host memory for stored prefixes (see :attr:`Metrics.reused_prefix_tokens`).
+        """
+        if limit_bytes < 1:
+            raise ConfigError(f"limit_bytes={limit_bytes} must be at least 1; leave the prefix cache off instead")
+        other = self.with_prefill()
+        other._prefix = SharedPrefix(limit_bytes)
+        return other
 
     # --- life cycle -------------------------------------------------------------------------------------
 
@@ -258,6 +325,16 @@ class TideKV:
     def shape(self) -> ModelShape:
         """The model's dimensions, as the planner uses them."""
         return ModelShape.of(self._open().decoder, self._open().nbytes)
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model taken apart into layers, for tools that run them."""
+        return self._open().decoder
+
+    @property
+    def cache_owner(self) -> CacheOwner:
+        """What a saved cache must have been saved for (``cache.save(path, llm.cache_owner)``)."""
+        return CacheOwner.of(self._open().decoder, self._open().name)
 
     # --- the path ---------------------------------------------------------------------------------------
 
@@ -309,21 +386,10 @@ class TideKV:
             history=history,
             limit=self.context_window,
             answer_reserve=options.max_new_tokens,
-            **({} if instructions is None else {"instructions": instructions}),
+            instructions=DEFAULT_INSTRUCTIONS if instructions is None else instructions,
         )
-        evidence: list[Tensor | None] = []
-        deltas = self._generate(prompt.token_ids, options, Request(progress, cancel), prompt.document_end, evidence)
-        generation = _drain(deltas, on_text)
-        citations = cite_pages(generation.text, prompt, pages, evidence[0])
-        return Answer(
-            text=generation.text,
-            citations=citations,
-            metrics=generation.metrics,
-            prompt_tokens=len(prompt.token_ids),
-            finish_reason=generation.finish_reason,
-            warnings=prompt.warnings,
-            prompt=prompt,
-        )
+        deltas = self._answer(pages, prompt, options, Request(progress, cancel))
+        return AnswerStream(deltas).drain(on_text)
 
     def generate(
         self,
@@ -360,7 +426,7 @@ class TideKV:
         """
         options = _options(max_new_tokens, temperature, top_p, top_k, stop, seed, ignore_eos)
         token_ids = self.encode(prompt)
-        return _drain(self._generate(token_ids, options, Request(progress, cancel)))
+        return Stream(self._generate(token_ids, options, Request(progress, cancel))).drain()
 
     def stream(
         self,
@@ -413,7 +479,7 @@ class TideKV:
         if not 0 <= document_end <= ids.shape[1]:
             raise ConfigError(f"document_end={document_end} must lie within the prompt of {ids.shape[1]} tokens")
         request = Request(progress, cancel)
-        return self._prefill(ids, request, boundary=document_end, reserve=reserve, all_outputs=all_outputs)
+        return self._prefill(ids, request, boundaries=(document_end,), reserve=reserve, all_outputs=all_outputs)
 
     def encode(self, prompt: PromptInput) -> list[int]:
         """Token ids of a prompt: a raw string, messages through the chat template (one BOS), or ids as they are."""
@@ -431,23 +497,94 @@ class TideKV:
             return [item for item in items if isinstance(item, int)]
         raise ConfigError("a prompt is a string, a non-empty list of messages, or a non-empty list of token ids")
 
+    def open(
+        self,
+        documents: Document | Sequence[Document],
+        *,
+        store: str = "memory",
+        name: str | None = None,
+        instructions: str | None = None,
+        int8: bool = False,
+        limit_bytes: int | None = None,
+    ) -> Session:
+        """Open documents for several questions: their keys and values are computed once.
+
+        The first question reads the documents (or :meth:`Session.ingest` does); each later one costs its own tokens,
+        and its answer is what a fresh prefill of the same prompt gives.
+
+        Args:
+            documents: one or several.
+            store: ``"memory"`` (host memory) or ``"disk"`` (private files that outlive the process).
+            name: of a session on disk; the same name and documents find the same store again.
+            instructions: what the model is told to do with the documents, instead of the default.
+            int8: store 8-bit integers: half the bytes, answers no longer exact; memory only.
+            limit_bytes: most host memory for the stores of all sessions on these weights; the least recently used
+                document goes first and is read again when it is asked about.
+
+        Raises:
+            ConfigError: an option is unknown, or the documents do not fit the context window.
+        """
+        from tidekv_llm.session import Session
+
+        pages = (documents,) if isinstance(documents, Document) else tuple(documents)
+        if limit_bytes is not None:
+            self._open().pool.limit_bytes = limit_bytes
+        return Session(self, pages, store=store, name=name, instructions=instructions, int8=int8)
+
     # --- inside -----------------------------------------------------------------------------------------
+
+    def _answer(
+        self,
+        pages: Sequence[Document],
+        prompt: Prompt,
+        options: _Options,
+        request: Request,
+        prefix: PrefixCache | None = None,
+    ) -> Generator[str, None, Answer]:
+        """Yield text deltas of an answer, return the whole with its citations."""
+        evidence: Tensor | None = None
+        strip: tuple[tuple[int, ...], ...] = ()
+
+        def look(prefilled: Prefilled) -> None:
+            nonlocal evidence, strip
+            evidence = prefilled.evidence
+            strip = kept_per_page(prefilled.cache, prompt.spans, self.decoder.num_kv_heads)
+
+        ends = document_ends(prompt)
+        generation = yield from self._generate(
+            prompt.token_ids, options, request, ends, prefix=prefix, on_prefilled=look
+        )
+        return Answer(
+            text=generation.text,
+            citations=cite_pages(generation.text, prompt, pages, evidence),
+            metrics=generation.metrics,
+            prompt_tokens=len(prompt.token_ids),
+            finish_reason=generation.finish_reason,
+            warnings=prompt.warnings,
+            prompt=prompt,
+            evidence=evidence,
+            page_strip_by_layer=strip,
+        )
 
     def _generate(
         self,
         token_ids: Sequence[int],
         options: _Options,
         request: Request,
-        boundary: int = 0,
-        evidence: list[Tensor | None] | None = None,
+        boundaries: Sequence[int] = (),
+        *,
+        prefix: PrefixCache | None = None,
+        on_prefilled: Callable[[Prefilled], None] | None = None,
     ) -> Generator[str, None, Generation]:
         """Yield text deltas, return the whole. No lock and no grad mode is held across a yield."""
         self._check_length(len(token_ids), options.max_new_tokens)
         weights = self._open()
         ids = self._check_ids(token_ids)
-        prefilled = self._prefill(ids, request, boundary=boundary, reserve=options.max_new_tokens)
-        if evidence is not None:
-            evidence.append(prefilled.evidence)
+        prefilled = self._prefill(
+            ids, request, boundaries=boundaries, reserve=options.max_new_tokens, prefix=prefix or self._prefix
+        )
+        if on_prefilled is not None:
+            on_prefilled(prefilled)
         metrics = prefilled.metrics
         adapter = DecodeAdapter(weights.decoder, prefilled.cache, AttentionDispatch(self.config.attention))
         text = TextStream(weights.tokenizer, options.stop) if weights.tokenizer is not None else None
@@ -490,7 +627,59 @@ class TideKV:
             return adapter.step(token_ids)
 
     def _prefill(
-        self, ids: Tensor, request: Request, *, boundary: int, reserve: int, all_outputs: bool = False
+        self,
+        ids: Tensor,
+        request: Request,
+        *,
+        boundaries: Sequence[int],
+        reserve: int,
+        all_outputs: bool = False,
+        prefix: PrefixCache | None = None,
+    ) -> Prefilled:
+        """Prefill with what the prefix cache has; a store that cannot be read is dropped and done without."""
+        # Some selectors must see every query of the prompt, and a store has none of the document's.
+        schedule, selector = make_schedule(self.config.schedule), make_selector(self.config)
+        reusable = schedule.reuses_prefix and not selector.needs_all_queries
+        if prefix is None or not reusable or self._open().decoder.rope_depends_on_length:
+            return self._prefill_once(ids, request, Reuse(), boundaries, reserve, all_outputs)
+        notes: list[str] = []
+        while True:
+            token_ids, chunk_size = tuple(ids[0].tolist()), self._chunk_size(ids.shape[1])
+            reuse = prefix.plan(token_ids, boundaries, self.config.window_size, self._identity(chunk_size))
+            reuse.notes[:0] = notes
+            try:
+                prefilled = self._prefill_once(ids, request, reuse, boundaries, reserve, all_outputs)
+            except CacheError as error:
+                if reuse.reader is None:
+                    raise
+                prefix.drop(reuse.reader)
+                notes = [str(error)]
+            else:
+                reuse.finish()
+                prefilled.metrics.notes += reuse.notes
+                return prefilled
+            finally:
+                reuse.abandon()
+
+    def _chunk_size(self, prompt_length: int) -> int:
+        chunk_size = self.config.chunk_size
+        if chunk_size == "auto":
+            return choose_chunk_size(self.shape, prompt_length, self.config, self.device)
+        return int(chunk_size)
+
+    def _identity(self, chunk_size: int) -> PromptIdentity:
+        weights = self._open()
+        numerics = f"chunk_size={chunk_size}, attention={self.config.attention}, schedule={self.config.schedule}"
+        return PromptIdentity(weights.identity, numerics, weights.decoder.num_layers)
+
+    def _prefill_once(
+        self,
+        ids: Tensor,
+        request: Request,
+        reuse: Reuse,
+        boundaries: Sequence[int],
+        reserve: int,
+        all_outputs: bool,
     ) -> Prefilled:
         weights = self._open()
         decoder, config = weights.decoder, self.config
@@ -502,9 +691,7 @@ class TideKV:
                 prompt_tokens=length,
                 limit=exact,
             )
-        chunk_size = config.chunk_size
-        if chunk_size == "auto":
-            chunk_size = choose_chunk_size(self.shape, length, config, decoder.device)
+        chunk_size = self._chunk_size(length)
         with (
             weights.lock.hold(request.cancel),
             torch.no_grad(),
@@ -512,21 +699,28 @@ class TideKV:
             MemoryMeter(decoder.device, weights=weights.nbytes) as meter,
         ):
             request.started = time.perf_counter()
-            compressor = Compressor(config, decoder.num_layers, length, reserve)
+            full_layers = [index for index in range(decoder.num_layers) if decoder.sliding_window(index) is None]
+            compressor = Compressor(config, decoder.num_layers, length, reserve, full_layers)
             job = Job(
                 compressor=compressor,
                 attention=AttentionDispatch(config.attention),
                 request=request,
                 meter=meter,
-                chunk_size=int(chunk_size),
-                boundary=boundary,
+                chunk_size=chunk_size,
+                boundaries=tuple(boundaries),
                 all_outputs=all_outputs,
+                reader=reuse.reader,
+                reused=reuse.reused,
+                writer=reuse if reuse.writer is not None else None,
             )
             cache, hidden = make_schedule(config.schedule).prefill(decoder, ids, job)
             logits = decoder.logits(hidden[:, -1])[0]
+            if reuse.writer is not None and reuse.writer.kind == "memory":
+                meter.set_component("document_store", reuse.writer.nbytes)
             report = meter.report()
             seconds = time.perf_counter() - request.started
-        metrics = self._metrics(report, cache.kept_tokens, cache.nbytes, length, int(chunk_size))
+        metrics = self._metrics(report, cache.kept_tokens, cache.nbytes, length, chunk_size)
+        metrics.reused_prefix_tokens = reuse.reused
         metrics.prefill_seconds = metrics.ttft_seconds = seconds
         metrics.compress_seconds = request.seconds.get("compress", 0.0)
         return Prefilled(cache, logits, length, metrics, compressor.evidence, hidden[0])
@@ -630,15 +824,14 @@ def _one_prompt(token_ids: Sequence[int] | Tensor) -> Tensor:
     return ids.flatten().long()
 
 
-def _drain(
-    deltas: Generator[str, None, Generation], on_text: Callable[[str], None] | None = None
-) -> Generation:
-    stream = Stream(deltas)
-    for delta in stream:
-        if on_text is not None:
-            on_text(delta)
-    assert stream.generation is not None
-    return stream.generation
+def _identity(model: PreTrainedModel, name: str) -> str:
+    """What identifies weights: name, revision, dtype, rope settings, and a sample of the numbers themselves."""
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    embedding = model.get_input_embeddings().weight
+    sample = embedding[:: max(1, embedding.shape[0] // 64), 0].double().sum().item()
+    revision = getattr(model.config, "_commit_hash", None)
+    return f"{name} {revision} {model.dtype} {rope} {tuple(embedding.shape)} {sample!r}"
 
 
 def _trained_window(decoder: Decoder) -> int:

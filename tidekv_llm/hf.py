@@ -8,23 +8,29 @@ user's model as it was.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from tidekv_llm.attention import AttentionParams
-from tidekv_llm.errors import UnsupportedModelError
+from tidekv_llm.attention import AttentionDispatch, AttentionParams, Scratch
+from tidekv_llm.errors import CacheError, UnsupportedModelError
 
 ATTENTION_NAME = "tidekv"
+CACHE_ATTENTION_NAME = "tidekv_cache"
 BACKBONE_PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
 
-class LayerState(Protocol):
+class _Attending(Protocol):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
+        """Attention output [B, C, Hq, D]."""
+
+
+class LayerState(_Attending, Protocol):
     """What a layer finds as its cache and our attention function calls back."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -45,6 +51,37 @@ class KeysValuesOnly(Exception):
     """
 
 
+class BoundKeys(Tensor):
+    """Keys of a layer that only its own ``attend`` can read: a handle that HF's code hands to our function.
+
+    Any operation on them raises :class:`CacheError`, since they are a part of what the queries must see.
+    """
+
+    layer: LayerState
+    _harmless: ClassVar[frozenset[Any]] = frozenset(
+        getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad")
+    )
+
+    @classmethod
+    def of(cls, keys: Tensor, layer: LayerState) -> BoundKeys:
+        """The tensor as a handle of ``layer``."""
+        bound = keys.as_subclass(cls)
+        bound.layer = layer
+        return bound
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in cls._harmless:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        raise CacheError(
+            "a flattened or quantised cache needs our attention function; call generate() inside "
+            "`with tidekv_attention(model):`"
+        )
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -55,7 +92,7 @@ def _attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    tidekv: LayerState | None = None,
+    tidekv: _Attending | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The function registered with transformers: hand the rotated tensors to the layer state."""
@@ -72,7 +109,39 @@ def _attention(
     return tidekv.attend(query, key, value, params), None
 
 
+def _cache_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """The function for ``model.generate()``: the keys know their layer, or all of them are there."""
+    state = key.layer if isinstance(key, BoundKeys) else _AllKeys()
+    return _attention(module, query, key, value, attention_mask, **{**kwargs, "tidekv": state})
+
+
+class _AllKeys:
+    """A layer that stores rectangularly: its update returned everything the queries may see."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
+        return AttentionDispatch().attend(query, key, value, params, Scratch())[0]
+
+
+@contextmanager
+def tidekv_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let ``model.generate(cache=...)`` read a compressed cache of any layout while the block runs.
+
+    The model's own attention comes back afterwards. Prompts of a batch must be equally long: padding masks are
+    not looked at.
+    """
+    config = _backbone(model).config
+    before = config._attn_implementation
+    config._attn_implementation = CACHE_ATTENTION_NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
 AttentionInterface.register(ATTENTION_NAME, _attention)
+AttentionInterface.register(CACHE_ATTENTION_NAME, _cache_attention)
 
 
 class Decoder:
@@ -144,11 +213,23 @@ class Decoder:
         device: torch.device = self.backbone.embed_tokens.weight.device
         return device
 
+    def layer_device(self, layer: int) -> torch.device:
+        """Where a layer's keys and values are computed."""
+        device: torch.device = next(self.layers[layer].parameters()).device
+        return device
+
     def sliding_window(self, layer: int) -> int | None:
         """Window of a sliding-window layer in tokens, None for full attention."""
         if self.layer_types[layer] == "sliding_attention":
             return int(self.config.sliding_window)
         return None
+
+    @property
+    def rope_depends_on_length(self) -> bool:
+        """Whether keys of the same tokens differ between prompts of different length (dynamic, longrope)."""
+        settings = getattr(self.config, "rope_parameters", None) or getattr(self.config, "rope_scaling", None) or {}
+        kinds = [settings, *(value for value in settings.values() if isinstance(value, dict))]
+        return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
 
     def max_exact_length(self) -> int | None:
         """Prompt length up to which every layer's attention is computed as the family defines it."""

@@ -28,7 +28,15 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
-COMPONENTS = ("weights", "active_kv", "bridge", "activations", "temporary", "compressed_cache")
+COMPONENTS = (
+    "weights",
+    "active_kv",
+    "bridge",
+    "activations",
+    "temporary",
+    "compressed_cache",
+    "document_store",
+)
 
 ProcessMethod = Literal["vmhwm", "sampled"]
 

@@ -24,7 +24,8 @@ class Metrics:
         construction_peak_bytes: highest memory while the cache was built (CUDA: allocated; CPU: process).
         transient_bytes: construction peak minus the steady state after it.
         peaks: ``process``, ``allocated``, ``reserved`` and ``nvml`` peaks; None where there is no such thing.
-        components: bytes of weights, active_kv, bridge, activations, temporary, compressed_cache.
+        components: bytes of weights, active_kv, bridge, activations, temporary, compressed_cache and
+            document_store (a session's keys and values in host memory).
         selector: name of the selector.
         schedule: name of the schedule.
         attention: name of the attention choice.

@@ -18,7 +18,7 @@ def test_chunks_cover_the_prompt_in_order_and_cut_at_the_boundary(
     length: int, chunk_size: int, data: st.DataObject
 ) -> None:
     boundary = data.draw(st.integers(0, length))
-    chunks = plan_chunks(length, chunk_size, boundary)
+    chunks = plan_chunks(length, chunk_size, (boundary,))
     assert positions(chunks) == list(range(length))
     assert all(1 <= len(chunk) <= chunk_size for chunk in chunks)
     assert boundary in {0, *(chunk.stop for chunk in chunks)}
@@ -33,7 +33,7 @@ def test_last_layer_chunks_need_outputs_of_the_tail_only(length: int, chunk_size
 
 
 def test_the_examples_of_the_docstrings() -> None:
-    assert plan_chunks(10, 4, 7) == (Chunk(0, 4), Chunk(4, 7), Chunk(7, 10))
+    assert plan_chunks(10, 4, (7,)) == (Chunk(0, 4), Chunk(4, 7), Chunk(7, 10))
     assert last_layer_chunks((Chunk(0, 8), Chunk(8, 10)), 4) == (
         (Chunk(0, 6), False),
         (Chunk(6, 8), True),

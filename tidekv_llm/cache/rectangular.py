@@ -1,22 +1,18 @@
-"""The rectangular layout: every KV head of a layer keeps equally many positions.
-
-Two lengths are kept apart (paper, section 5, decode adapter): the *logical* one, tokens seen, from which true
-absolute positions follow, and the *physical* one, slots in storage. Example: 64 prompt tokens of which 16 are
-kept: the next token has position 64 and goes into slot 16.
-"""
+"""The rectangular layout: every KV head of a layer keeps equally many positions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
 
 from tidekv_llm.attention import AttentionDispatch, AttentionParams, Scratch
+from tidekv_llm.cache.layer import StoredLayer, grown
 
 
-class RectangularLayer(CacheLayerMixin):
+class RectangularLayer(StoredLayer):
     """One layer's retained keys and values, with room for the tokens to come.
 
     Args:
@@ -27,72 +23,63 @@ class RectangularLayer(CacheLayerMixin):
         window: sliding window in tokens, for layers that have one.
     """
 
-    is_croppable = False
+    layout = "rectangular"
 
     def __init__(
         self, keys: Tensor, values: Tensor, kept_indices: Tensor, *, reserve: int, window: int | None = None
     ) -> None:
-        super().__init__()
-        self.prompt_length = keys.shape[2]
-        self.kept_length = kept_indices.shape[-1]
-        self.window = window
-        self.is_sliding = window is not None
-        self.logical = self.prompt_length
-        self.physical = self.kept_length
-        self.kept_positions = kept_indices.to(torch.int32)
-        self.keys = _gather(keys, kept_indices, reserve)
-        self.values = _gather(values, kept_indices, reserve)
-        self.dtype, self.device = keys.dtype, keys.device
-        self.is_initialized = True
-        self._attention: AttentionDispatch | None = None
-        self._scratch: Scratch | None = None
+        super().__init__(keys.shape[2], keys.dtype, keys.device, window)
+        self._keep(keys, values, kept_indices, kept_indices, reserve)
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: storage exists from the start."""
+    def _keep(self, keys: Tensor, values: Tensor, slots: Tensor, positions: Tensor, reserve: int) -> None:
+        self.kept_length = self._physical = slots.shape[-1]
+        self.kept_positions = positions.to(torch.int32)
+        self.keys = _gather(keys, slots, reserve)
+        self.values = _gather(values, slots, reserve)
+
+    @property
+    def physical(self) -> int:
+        """Slots in use."""
+        return self._physical
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append new tokens [B, Hkv, C, D] in place and return views of everything stored."""
         count = key_states.shape[2]
         self.reserve(count)
-        end = self.physical + count
-        self.keys[:, :, self.physical : end] = key_states
-        self.values[:, :, self.physical : end] = value_states
-        self.physical = end
+        end = self._physical + count
+        self.keys[:, :, self._physical : end] = key_states
+        self.values[:, :, self._physical : end] = value_states
+        self._physical = end
         self.logical += count
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def reserve(self, count: int) -> None:
-        """Make room for ``count`` more tokens; copies only when the storage is too small, and then doubles the room."""
-        missing = self.physical + count - self.keys.shape[2]
-        if missing > 0:
-            room = max(missing, self.physical // 2)
-            self.keys = torch.cat((self.keys, self.keys.new_empty(_with_length(self.keys, room))), dim=2)
-            self.values = torch.cat((self.values, self.values.new_empty(_with_length(self.values, room))), dim=2)
-
-    def bind(self, attention: AttentionDispatch, scratch: Scratch) -> None:
-        """Set what :meth:`attend` computes with."""
-        self._attention, self._scratch = attention, scratch
+        """Make room for ``count`` more tokens; copies only when the storage is too small."""
+        self.keys = grown(self.keys, self._physical, count)
+        self.values = grown(self.values, self._physical, count)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
         """Attention of new tokens over the kept ones (:class:`tidekv_llm.hf.LayerState`)."""
-        assert self._attention is not None and self._scratch is not None
-        return self._attention.attend(query, key, value, params, self._scratch)[0]
+        attention, scratch = self._attention or AttentionDispatch(), self._scratch or Scratch()
+        return attention.attend(query, key, value, params, scratch)[0]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens seen: from here transformers takes the next position."""
-        return self.logical
+    def retain(self, heads: Sequence[Tensor]) -> None:
+        """Keep only these positions of each head, equally many; before anything is decoded."""
+        wanted = torch.stack(list(heads)).view(*self.kept_positions.shape[:2], -1)
+        slots = torch.searchsorted(self.kept_positions.long(), wanted)
+        self._keep(self.keys, self.values, slots, wanted, self.keys.shape[2] - self.kept_length)
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Slots and the position of slot 0 as a causal mask should see it.
+    def keys_of(self, head: int, row: int = 0) -> Tensor:
+        """Keys that one head holds: a view [slots in use, D]."""
+        return self.keys[row, head, : self._physical]
 
-        The offset puts new tokens at their true positions, so that several at once stay causal, and every kept
-        slot before them. Example: 16 of 64 kept, 2 new: 18 slots from offset 48, the new ones at 64 and 65.
-        """
-        return self.physical + query_length, self.logical - self.physical
+    def values_of(self, head: int, row: int = 0) -> Tensor:
+        """Values that one head holds: a view [slots in use, Dv]."""
+        return self.values[row, head, : self._physical]
 
-    def get_max_length(self) -> int:
-        """No limit of its own."""
-        return -1
+    def kept_of(self, head: int, row: int = 0) -> Tensor:
+        """Positions of the prompt that one head holds: int64 [kept]."""
+        return self.kept_positions[row, head].long()
 
     def get_max_cache_shape(self) -> int:
         """What transformers 5.12 calls :meth:`get_max_length`; abstract there."""
@@ -108,11 +95,30 @@ class RectangularLayer(CacheLayerMixin):
     def nbytes(self) -> int:
         """Bytes of the keys and values in use."""
         per_slot = (self.keys[:, :, 0].numel() + self.values[:, :, 0].numel()) * self.keys.element_size()
-        return self.physical * per_slot
+        return self._physical * per_slot
 
     def reset(self) -> None:
         """Forget the decoded tokens; the prompt's kept ones stay."""
-        self.logical, self.physical = self.prompt_length, self.kept_length
+        self.logical, self._physical = self.prompt_length, self.kept_length
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {
+            "keys": self.keys[:, :, : self._physical],
+            "values": self.values[:, :, : self._physical],
+            "kept_positions": self.kept_positions,
+        }
+        return tensors, {"prompt_length": self.prompt_length, "logical": self.logical, "window": self.window}
+
+    @classmethod
+    def restore(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> RectangularLayer:
+        layer = cls.__new__(cls)
+        keys = tensors["keys"]
+        StoredLayer.__init__(layer, facts["prompt_length"], keys.dtype, keys.device, facts["window"])
+        layer.keys, layer.values = keys, tensors["values"]
+        layer.kept_positions = tensors["kept_positions"]
+        layer.kept_length, layer._physical = layer.kept_positions.shape[-1], keys.shape[2]
+        layer.logical = facts["logical"]
+        return layer
 
 
 def _gather(full: Tensor, kept: Tensor, reserve: int) -> Tensor:
@@ -124,7 +130,3 @@ def _gather(full: Tensor, kept: Tensor, reserve: int) -> Tensor:
         for head in range(heads):
             torch.index_select(full[row, head], 0, kept[row, head], out=out[row, head, :count])
     return out
-
-
-def _with_length(tensor: Tensor, length: int) -> tuple[int, ...]:
-    return (*tensor.shape[:2], length, tensor.shape[3])

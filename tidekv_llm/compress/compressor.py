@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from tidekv_llm.cache.flattened import FlattenedLayer
+from tidekv_llm.cache.layer import StoredLayer
 from tidekv_llm.cache.rectangular import RectangularLayer
-from tidekv_llm.compress.budgets import LAYER_BUDGETS
+from tidekv_llm.compress.budgets import pyramid_layer_budgets, uniform_layer_budgets
+from tidekv_llm.compress.cascade import Cascade
 from tidekv_llm.compress.layer import FullLayer
-from tidekv_llm.compress.layer_end import Kept, select_positions
-from tidekv_llm.compress.selectors import Selector, make_selector
+from tidekv_llm.compress.layer_end import HeadKept, Kept, select_per_head, select_positions
+from tidekv_llm.compress.selectors import Accumulator, Selector, make_selector
 from tidekv_llm.config import PrefillConfig
 
 
@@ -22,50 +26,138 @@ class Compressor:
     Args:
         config: budgets, window, sinks and block size.
         num_layers: layers of the model.
-        reserve: slots for decoded tokens in every layer's storage.
         prompt_length: S.
+        reserve: slots for decoded tokens in every layer's storage.
+        full_layers: indices of the layers with full attention, default all; they share the budget.
     """
 
     config: PrefillConfig
     num_layers: int
     prompt_length: int
     reserve: int = 0
+    full_layers: Sequence[int] | None = None
     selector: Selector = field(init=False)
-    budgets: list[int] = field(init=False)
+    budgets: dict[int, int] = field(init=False)
     evidence: Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.selector = make_selector(self.config)
-        self.budgets = LAYER_BUDGETS[self.config.layer_budget](self.config.kept_tokens, self.num_layers)
+        config, self.selector = self.config, make_selector(self.config)
+        full = tuple(range(self.num_layers)) if self.full_layers is None else tuple(self.full_layers)
+        self._last_full = full[-1] if full else -1
+        self.budgets = dict(zip(full, _layer_budgets(config, len(full), self.prompt_length), strict=True))
+        self._cascade: Cascade | None = None
+        if config.layer_budget == "cake" and config.kept_tokens < self.prompt_length:
+            mandatory = min(config.window_size + config.sinks, self.prompt_length)
+            self._cascade = Cascade(len(full) * config.kept_tokens, mandatory)
+        self._leader: _Leader | None = None
 
     @property
     def window_size(self) -> int:
         """W: how many of the last queries the scheduler keeps."""
         return self.config.window_size
 
-    def compress(self, layer: FullLayer, window: int | None) -> RectangularLayer:
+    def accumulator(self) -> Accumulator | None:
+        """A fresh accumulator for the next layer, if the selector wants to see every chunk's queries."""
+        if self.config.kept_tokens >= self.prompt_length:
+            return None
+        return self.selector.accumulator(self.prompt_length)
+
+    def compress(self, layer: FullLayer, window: int | None) -> StoredLayer:
         """Select, gather and store what stays of ``layer``; ``window`` is its sliding window, if it has one."""
         if window is not None:
-            kept = _last_positions(layer, window)
-            return RectangularLayer(layer.keys, layer.values, kept, reserve=self.reserve, window=window)
-        kept_set = select_positions(
+            kept_last = _last_positions(layer, window)
+            return RectangularLayer(layer.keys, layer.values, kept_last, reserve=self.reserve, window=window)
+        layer = layer.observed_by(self.window_size)
+        if self._cascade is None:
+            kept = self._select(layer, self.budgets[layer.index])
+            stored = self._store(layer, kept)
+            self._finish(stored, kept)
+            return stored
+        budget = self._cascade.make_room(layer, self.config.score_block_size)
+        kept = self._select(layer, budget)
+        stored = self._store(layer, kept)
+        self._cascade.add(stored, kept)
+        if layer.index == self._last_full:
+            self.budgets = dict(zip(self.budgets, self._cascade.budgets, strict=True))
+            for each in self._cascade.layers:
+                self._finish(*each)
+        return stored
+
+    def _select(self, layer: FullLayer, budget: int) -> Kept | HeadKept:
+        reuse = self.selector.reuse_layers
+        leader = self._leader
+        if leader is not None and layer.index // reuse == leader.index // reuse and budget <= leader.budget:
+            return leader.kept if budget == leader.budget else leader.kept.cut(budget)
+        kept = self._choose(layer, budget)
+        if reuse > 1:
+            self._leader = _Leader(layer.index, budget, kept)
+        return kept
+
+    def _choose(self, layer: FullLayer, budget: int) -> Kept | HeadKept:
+        config = self.config
+        if config.head_budget == "ada" and config.kept_tokens < layer.prompt_length:
+            return select_per_head(
+                layer,
+                self.selector,
+                budget,
+                window_size=config.window_size,
+                sinks=config.sinks,
+                block_size=config.score_block_size,
+                floor_alpha=config.floor_alpha,
+            )
+        return select_positions(
             layer,
             self.selector,
-            self.budgets[layer.index],
-            window_size=self.config.window_size,
-            sinks=self.config.sinks,
-            block_size=self.config.score_block_size,
+            budget,
+            window_size=config.window_size,
+            sinks=config.sinks,
+            block_size=config.score_block_size,
+            rank_all=self._cascade is not None,
         )
-        self._add_evidence(kept_set)
-        return RectangularLayer(layer.keys, layer.values, kept_set.indices, reserve=self.reserve)
 
-    def _add_evidence(self, kept: Kept) -> None:
+    def _store(self, layer: FullLayer, kept: Kept | HeadKept) -> StoredLayer:
+        ragged = isinstance(kept, HeadKept) or self.config.kv_bits < 16 or self.config.layout == "flattened"
+        if isinstance(kept, Kept) and not ragged:
+            return RectangularLayer(layer.keys, layer.values, kept.indices, reserve=self.reserve)
+        return FlattenedLayer(layer.keys, layer.values, kept.heads(), reserve=self.reserve)
+
+    def _finish(self, stored: StoredLayer, kept: Kept | HeadKept) -> None:
+        """What is left to do once a layer's budget is final."""
+        self._add_evidence(kept)
+        if self.config.kv_bits < 16:
+            stored.quantise(self.config.kv_bits, residual=self.config.kv_residual)
+
+    def _add_evidence(self, kept: Kept | HeadKept) -> None:
         """Sum, per prompt position, the scores it was kept for: where the question looked."""
-        if not self.selector.query_aware or kept.scores.numel() == 0:
+        positions, scores = kept.evidence()
+        if not self.selector.query_aware or scores.numel() == 0:
             return
         if self.evidence is None:
             self.evidence = torch.zeros(self.prompt_length, dtype=torch.float32)
-        self.evidence.index_add_(0, kept.scored[0].flatten().cpu(), kept.scores[0].flatten().cpu())
+        self.evidence.index_add_(0, positions.cpu(), scores.cpu())
+
+
+@dataclass(frozen=True, slots=True)
+class _Leader:
+    """The layer whose choice its neighbours reuse."""
+
+    index: int
+    budget: int
+    kept: Kept | HeadKept
+
+
+def _layer_budgets(config: PrefillConfig, num_layers: int, prompt_length: int) -> list[int]:
+    """Budgets before the first layer; CAKE's own follow from what it sees."""
+    if config.layer_budget != "pyramid" or num_layers == 0:
+        return uniform_layer_budgets(config.kept_tokens, num_layers)
+    return pyramid_layer_budgets(
+        config.kept_tokens,
+        num_layers,
+        prompt_length=prompt_length,
+        window_size=config.window_size,
+        sinks=config.sinks,
+        beta=config.beta,
+    )
 
 
 def _last_positions(layer: FullLayer, window: int) -> Tensor:

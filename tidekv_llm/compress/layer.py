@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -21,6 +22,7 @@ class FullLayer:
         queries: [B, Hq, W, D], the rotated queries of the last W prompt positions (W <= S).
         lse: float32 [B, Hq, W], log-sum-exp of those queries over their causal keys, or None.
         params: the layer's attention parameters.
+        accumulated: what the selector's accumulator gathered over all chunks, or None.
     """
 
     index: int
@@ -30,6 +32,14 @@ class FullLayer:
     queries: Tensor
     lse: Tensor | None
     params: AttentionParams
+    accumulated: Any = None
+
+    def observed_by(self, window: int) -> FullLayer:
+        """The same layer with only the last ``window`` of its observation queries."""
+        if window >= self.queries.shape[2]:
+            return self
+        lse = None if self.lse is None else self.lse[:, :, -window:]
+        return replace(self, queries=self.queries[:, :, -window:], lse=lse)
 
     @property
     def prompt_length(self) -> int:

@@ -60,6 +60,35 @@ def window_weights(layer: FullLayer, lse: Tensor, start: int, stop: int) -> Tens
     return weights.view(*weights.shape[:2], layer.group_size, -1, stop - start)
 
 
+def query_weights(window: int, weights: str, device: torch.device) -> Tensor:
+    """Eq. 7's w_q of the observation queries: float32 [W], summing to 1.
+
+    ``recency`` rises linearly: of 4 queries the weights are 0.1, 0.2, 0.3, 0.4.
+    """
+    raw = torch.ones(window, device=device)
+    if weights == "recency":
+        raw = torch.arange(1, window + 1, dtype=torch.float32, device=device)
+    return raw / raw.sum()
+
+
+def window_spread(layer: FullLayer, block_size: int) -> tuple[float, float]:
+    """CAKE's two figures of the window's attention on the keys before it, blockwise.
+
+    Returns:
+        The entropy -sum a log a over queries, heads and keys, and the variance over the queries, summed over
+        heads and keys (CAKE, arXiv 2503.12491, section 4.1; its code's ``torch.var`` with Bessel's correction).
+    """
+    lse, window = window_lse(layer, block_size), layer.queries.shape[2]
+    spread = torch.zeros(2, dtype=torch.float64, device=layer.keys.device)
+    for start, stop in blocks(layer.prompt_length - window, block_size):
+        attention = window_weights(layer, lse, start, stop)  # [B, Hkv, G, W, n]
+        spread[0] += torch.special.entr(attention).sum()
+        if window > 1:
+            spread[1] += attention.var(dim=3).sum()
+    entropy, variance = spread.tolist()
+    return entropy, variance
+
+
 def pool(scores: Tensor, kernel_size: int, pooling: str) -> Tensor:
     """Pool neighbouring scores along the last axis, stride 1, the width kept; [B, H, n] to [B, H, n]."""
     if pooling == "none" or kernel_size == 1:

@@ -13,6 +13,7 @@ from tidekv_llm.documents.prompt import (
     build_prompt,
     chat_prompt,
     count_document_tokens,
+    document_ends,
 )
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "chat_prompt",
     "cite_pages",
     "count_document_tokens",
+    "document_ends",
 ]

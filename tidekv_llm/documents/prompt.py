@@ -76,6 +76,7 @@ def build_prompt(
     instructions: str = DEFAULT_INSTRUCTIONS,
     limit: int | None = None,
     answer_reserve: int = 0,
+    unnamed: int | None = None,
 ) -> Prompt:
     """Lay out instructions, pages, history and question, in this order.
 
@@ -87,6 +88,9 @@ def build_prompt(
         instructions: what the model should do with the document.
         limit: tokens the model can take; None for no check.
         answer_reserve: tokens to keep free for the answer, counted against ``limit``.
+        unnamed: how many of the first documents have page markers without the file's name; by default one if it is
+            alone, else none. A session that was opened with one document and has more appended keeps the first one's
+            markers as they were.
 
     Raises:
         ConfigError: an empty question, no document, a negative reserve.
@@ -99,18 +103,28 @@ def build_prompt(
     at = next(index for index, piece in enumerate(pieces) if piece.kind == "document")
     builder = _Builder(tokenizer, bos)
     builder.add_pieces(pieces[:at])
+    unnamed = int(len(chosen) == 1) if unnamed is None else unnamed
     for index, page in _readable_pages(chosen):
-        builder.add_page(index, page, _page_text(chosen, index, page))
+        builder.add_page(index, page, _page_text(chosen, index, page, named=index >= unnamed))
     document_end = len(builder.ids)
     builder.add_pieces(pieces[at + 1 :])
     _check_limit(len(builder.ids), answer_reserve, limit)
     return Prompt(tuple(builder.ids), tuple(builder.spans), document_end, question, _warnings(chosen))
 
 
+def document_ends(prompt: Prompt) -> tuple[int, ...]:
+    """Where each document ends in the prompt, ascending: the last is ``document_end``.
+
+    Prefills cut their chunks there, so that a document that is appended later leaves the earlier ones as they were.
+    """
+    ends = {span.document: span.stop for span in prompt.spans}
+    return tuple(sorted({*ends.values(), prompt.document_end}))
+
+
 def count_document_tokens(document: Document, tokenizer: Any) -> list[int]:
     """Prompt tokens that each page takes, marker included; 0 for a page that is left out."""
     return [
-        len(_plain_ids(tokenizer, _page_text((document,), 0, page))) if page.readable else 0
+        len(_plain_ids(tokenizer, _page_text((document,), 0, page, named=False))) if page.readable else 0
         for page in document.pages
     ]
 
@@ -363,9 +377,9 @@ def _readable_pages(documents: Sequence[Document]) -> Iterator[tuple[int, Page]]
                 yield index, page
 
 
-def _page_text(documents: Sequence[Document], index: int, page: Page) -> str:
+def _page_text(documents: Sequence[Document], index: int, page: Page, *, named: bool) -> str:
     """``[p. 41]`` and the page; the file is named when there are several."""
-    where = f"p. {page.label}" if len(documents) == 1 else f"{marker_name(documents, index)} p. {page.label}"
+    where = f"{marker_name(documents, index)} p. {page.label}" if named else f"p. {page.label}"
     return f"[{where}]\n{page.text.strip()}\n\n"
 
 

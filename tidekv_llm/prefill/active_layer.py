@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from tidekv_llm.attention import AttentionDispatch, AttentionParams, Scratch
 from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.compress.selectors import Accumulator
 from tidekv_llm.hf import KeysValuesOnly
 
 
@@ -22,9 +24,17 @@ class ActiveLayer:
         window_size: W, how many of the last prompt positions' queries are kept for scoring.
         attention: backend choice.
         scratch: buffers for temporaries.
+        accumulator: makes what the selector wants to be fed with a layer's chunks, if anything.
     """
 
-    def __init__(self, prompt_length: int, window_size: int, attention: AttentionDispatch, scratch: Scratch) -> None:
+    def __init__(
+        self,
+        prompt_length: int,
+        window_size: int,
+        attention: AttentionDispatch,
+        scratch: Scratch,
+        accumulator: Callable[[], Accumulator | None] = lambda: None,
+    ) -> None:
         self.prompt_length = prompt_length
         self.window_size = min(window_size, prompt_length)
         self._attention = attention
@@ -39,10 +49,20 @@ class ActiveLayer:
         self._lse: Tensor | None = None
         self._has_lse = True
         self._params: AttentionParams | None = None
+        self._make_accumulator = accumulator
+        self._accumulator: Accumulator | None = None
 
     def begin(self, index: int) -> None:
         """Release the previous layer's content and start layer ``index``."""
         self.index, self.length, self.outputs_needed, self._has_lse = index, 0, True, True
+        self._accumulator = self._make_accumulator()
+
+    def preload(self, keys: Tensor, values: Tensor, count: int, device: torch.device) -> None:
+        """Take the first ``count`` positions from a store: keys [B, Hkv, P, D] and values, on the host."""
+        stored_keys, stored_values = self._storage(keys, values, device)
+        stored_keys[:, :, :count].copy_(keys[:, :, :count], non_blocking=True)
+        stored_values[:, :, :count].copy_(values[:, :, :count], non_blocking=True)
+        self.length = count
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Prompt positions stored so far."""
@@ -50,7 +70,7 @@ class ActiveLayer:
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append a chunk's keys and values [B, Hkv, C, D]; return views of all so far."""
-        keys, values = self._storage(key_states, value_states)
+        keys, values = self._storage(key_states, value_states, key_states.device)
         end = self.length + key_states.shape[2]
         keys[:, :, self.length : end] = key_states
         values[:, :, self.length : end] = value_states
@@ -60,6 +80,8 @@ class ActiveLayer:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
         """Attention of the chunk that was just stored, keeping what the scoring will need of it."""
         self._params = params
+        if self._accumulator is not None:  # also where the last layer needs no outputs
+            self._accumulator.add(query, key, params)
         if not self.outputs_needed:
             raise KeysValuesOnly
         rows = max(0, min(query.shape[2], self.length - (self.prompt_length - self.window_size)))
@@ -80,6 +102,7 @@ class ActiveLayer:
             queries=self._queries,
             lse=self._lse if self._has_lse else None,
             params=self._params,
+            accumulated=self._accumulator,
         )
 
     @property
@@ -87,15 +110,14 @@ class ActiveLayer:
         """2 * B * Hkv * S * D * element size (the active-KV term of Eq. 9)."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._buffers.values())
 
-    def _storage(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        device = key_states.device  # a model spread over devices gets one pair on each
-        if device not in self._buffers:
-            self._buffers[device] = (
-                key_states.new_empty((*key_states.shape[:2], self.prompt_length, key_states.shape[-1])),
-                value_states.new_empty((*value_states.shape[:2], self.prompt_length, value_states.shape[-1])),
-            )
+    def _storage(self, keys: Tensor, values: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        if device not in self._buffers:  # a model spread over devices gets one pair on each
+            self._buffers[device] = (self._empty_like(keys, device), self._empty_like(values, device))
         self._keys, self._values = self._buffers[device]
         return self._keys, self._values
+
+    def _empty_like(self, chunk: Tensor, device: torch.device) -> Tensor:
+        return chunk.new_empty((*chunk.shape[:2], self.prompt_length, chunk.shape[-1]), device=device)
 
     def _keep_window(self, queries: Tensor, lse: Tensor | None) -> None:
         """Store observation queries; a window can span several chunks (chunk size 1, say)."""

@@ -23,15 +23,16 @@ from tidekv_llm.schedules.base import Job
 
 
 def prefill_layers(
-    decoder: Decoder, token_ids: Tensor, job: Job, *, chunk_size: int
+    decoder: Decoder, token_ids: Tensor, job: Job, *, chunk_size: int, boundaries: tuple[int, ...] = ()
 ) -> tuple[CompressedCache, Tensor]:
     """Build the compressed cache of a prompt.
 
     Args:
         decoder: the model.
         token_ids: int64 [B, S].
-        job: compressor, attention, request and meter.
+        job: compressor, attention, request and meter; a prefix to start from, or one to keep.
         chunk_size: C, tokens per step.
+        boundaries: positions where a chunk must end.
 
     Returns:
         The cache, and the last layer's hidden states: of the last token [B, 1, d_model], or with
@@ -41,17 +42,22 @@ def prefill_layers(
         Cancelled: within one chunk step of the caller's wish.
     """
     prompt_length = token_ids.shape[1]
-    chunks = plan_chunks(prompt_length, chunk_size, job.boundary)
-    bridge = HiddenBridge(token_ids.shape[0], prompt_length, decoder.hidden_size, decoder.dtype, decoder.device)
+    cuts = (*boundaries, job.reused)
+    chunks = tuple(chunk for chunk in plan_chunks(prompt_length, chunk_size, cuts) if chunk.start >= job.reused)
+    bridge = HiddenBridge(token_ids.shape[0], job.reused, prompt_length, decoder)
     for chunk in chunks:
         bridge.write(chunk, decoder.embed(token_ids[:, chunk.start : chunk.stop]))
     scratch = Scratch()
-    active = ActiveLayer(prompt_length, job.compressor.window_size, job.attention, scratch)
+    compressor = job.compressor
+    active = ActiveLayer(prompt_length, compressor.window_size, job.attention, scratch, compressor.accumulator)
     cache, work = CompressedCache(), WorkMeter(decoder, chunks)
+    stored = job.writer.length if job.writer is not None else 0
     for index in range(decoder.num_layers):
         active.begin(index)
+        if job.reader is not None:
+            active.preload(*job.reader.load(index), job.reused, decoder.layer_device(index))
         skip = index == decoder.num_layers - 1 and not job.all_outputs
-        steps = last_layer_chunks(chunks, active.window_size if skip else prompt_length)
+        steps = last_layer_chunks(chunks, active.window_size if skip else prompt_length, uncut=stored)
         for number, (chunk, outputs_needed) in enumerate(steps, start=1):
             job.request.check_cancelled()
             active.outputs_needed = outputs_needed
@@ -59,7 +65,9 @@ def prefill_layers(
             job.request.report(index + 1, decoder.num_layers, number, len(steps), work.finish(chunk))
         with job.request.timed("compress"):
             full = active.full_layer(decoder.num_layers)
-            cache.commit(job.compressor.compress(full, decoder.sliding_window(index)))
+            cache.commit(compressor.compress(full, decoder.sliding_window(index)))
+        if job.writer is not None:
+            job.writer.save(index, full.keys[:, :, :stored], full.values[:, :, :stored])
         job.meter.set_component("active_kv", active.nbytes)
         job.meter.set_component("temporary", scratch.nbytes)
         job.meter.set_component("compressed_cache", cache.nbytes)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tidekv_llm.compress.compressor import Compressor
     from tidekv_llm.hf import Decoder
     from tidekv_llm.memory import MemoryMeter
+    from tidekv_llm.prefill.prefix import PrefixReader, PrefixWriter
     from tidekv_llm.request import Request
 
 
@@ -26,7 +27,10 @@ class Job:
         request: progress, cancellation and timings.
         meter: told the bytes of each component.
         chunk_size: C, tokens per step.
-        boundary: a position where a chunk must end, 0 for none.
+        boundaries: positions where a chunk must end: the ends of the documents.
+        reader: keys and values of the first ``reused`` positions, or None.
+        reused: prompt positions that need not be computed.
+        writer: takes the keys and values of the first positions while they pass by, or None.
         all_outputs: also compute the last layer's hidden states that the next token does not need (to measure
             fidelity).
     """
@@ -36,7 +40,10 @@ class Job:
     request: Request
     meter: MemoryMeter
     chunk_size: int
-    boundary: int = 0
+    boundaries: tuple[int, ...] = ()
+    reader: PrefixReader | None = None
+    reused: int = 0
+    writer: PrefixWriter | None = None
     all_outputs: bool = False
 
 
@@ -44,6 +51,8 @@ class Schedule(Protocol):
     """An order in which the compressed cache is built."""
 
     name: str
+    reuses_prefix: bool
+    """Whether ``job.reader`` and ``job.writer`` are used; a schedule that says no must not be given them."""
 
     def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
         """Cache and last layer's hidden states from ids [B, S].

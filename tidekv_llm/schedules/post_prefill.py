@@ -14,6 +14,7 @@ class PostPrefillSchedule:
     """Layer-wise eviction after whole-prompt execution: activations are prompt-wide, not chunk-wide."""
 
     name = "post-prefill"
+    reuses_prefix = False
 
     def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
         return prefill_layers(decoder, token_ids, job, chunk_size=token_ids.shape[1])

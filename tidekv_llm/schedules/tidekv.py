@@ -14,9 +14,10 @@ class TideSchedule:
     """The paper's schedule: its highest memory is one layer's KV, the bridge and one chunk's activations."""
 
     name = "tidekv"
+    reuses_prefix = True
 
     def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
-        return prefill_layers(decoder, token_ids, job, chunk_size=job.chunk_size)
+        return prefill_layers(decoder, token_ids, job, chunk_size=job.chunk_size, boundaries=job.boundaries)
 
 
 SCHEDULE = TideSchedule()

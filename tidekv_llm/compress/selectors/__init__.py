@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidekv_llm.compress.selectors.base import Scorer, Selector
+from tidekv_llm.compress.selectors.base import Accumulator, Scorer, Selector
+from tidekv_llm.compress.selectors.chunkkv import ChunkKV
+from tidekv_llm.compress.selectors.expected_attention import ExpectedAttention
+from tidekv_llm.compress.selectors.h2o import H2O
+from tidekv_llm.compress.selectors.keydiff import KeyDiff
+from tidekv_llm.compress.selectors.random import Random
 from tidekv_llm.compress.selectors.recent import Recent
 from tidekv_llm.compress.selectors.snapkv import SnapKV
 from tidekv_llm.errors import ConfigError
@@ -42,7 +47,21 @@ def make_selector(config: PrefillConfig) -> Selector:
     return _REGISTRY[config.selector].from_config(config)
 
 
-for _selector in (SnapKV, Recent):
+for _selector in (ChunkKV, ExpectedAttention, H2O, KeyDiff, Random, Recent, SnapKV):
     register_selector(_selector)
 
-__all__ = ["Recent", "Scorer", "Selector", "SnapKV", "make_selector", "register_selector", "selector_names"]
+__all__ = [
+    "H2O",
+    "Accumulator",
+    "ChunkKV",
+    "ExpectedAttention",
+    "KeyDiff",
+    "Random",
+    "Recent",
+    "Scorer",
+    "Selector",
+    "SnapKV",
+    "make_selector",
+    "register_selector",
+    "selector_names",
+]

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import Tensor
 
+from tidekv_llm.attention import AttentionParams
 from tidekv_llm.compress.layer import FullLayer
 
 if TYPE_CHECKING:
     from tidekv_llm.config import PrefillConfig
 
 Scorer = Callable[[int, int], Tensor]
+
+
+class Accumulator(Protocol):
+    """What a selector gathers of one layer while its chunks go by, for methods that need every query."""
+
+    def add(self, query: Tensor, keys: Tensor, params: AttentionParams) -> None:
+        """Take in a chunk: rotated queries [B, Hq, C, D], the last C positions of ``keys`` [B, Hkv, L, D]."""
 
 
 class Selector(ABC):
@@ -26,10 +34,28 @@ class Selector(ABC):
     name: ClassVar[str]
     #: Whether the scores depend on the question (its queries are in the observation window).
     query_aware: ClassVar[bool] = False
+    #: How many neighbouring layers share the first one's choice.
+    reuse_layers: int = 1
 
     @abstractmethod
     def scorer(self, layer: FullLayer, block_size: int) -> Scorer:
         """Prepare a layer and return ``scores(start, stop)``: float32 [B, Hkv, stop - start]."""
+
+    def accumulator(self, prompt_length: int) -> Accumulator | None:
+        """A fresh accumulator for one layer of S positions, or None if the observation window is enough.
+
+        The scheduler feeds it every chunk and hands it back as :attr:`FullLayer.accumulated`.
+        """
+        return None
+
+    @property
+    def needs_all_queries(self) -> bool:
+        """Whether every query of the prompt must be seen, so that no stored prefix can be used."""
+        return type(self).accumulator is not Selector.accumulator
+
+    def indices(self, layer: FullLayer, count: int, first: int, last: int) -> Tensor | None:
+        """Choose directly: int64 [B, Hkv, count] of the range [first, last), or None to go by the scores."""
+        return None
 
     @classmethod
     def from_config(cls, config: PrefillConfig) -> Selector:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.compress.layer import FullLayer
-from tidekv_llm.compress.scoring import pool, window_lse, window_weights
+from tidekv_llm.compress.scoring import pool, query_weights, window_lse, window_weights
 from tidekv_llm.compress.selectors.base import Scorer, Selector
 
 if TYPE_CHECKING:
@@ -23,6 +23,11 @@ class SnapKV(Selector):
     Deviations from the original, on purpose: selection is per KV head (the original repeats KV per query head,
     which inflates the cache), the pooling comes after the mean over the group, and sinks are mandatory. Keys of
     the window itself are mandatory too and take no part in the pooling.
+
+    Args:
+        kernel_size: odd width of the pooling.
+        pooling: ``"max"``, ``"avg"`` or ``"none"``.
+        weights: Eq. 7's w_q: ``"uniform"`` 1/W each, or ``"recency"``, rising linearly to the last query.
     """
 
     name: ClassVar[str] = "snapkv"
@@ -30,13 +35,15 @@ class SnapKV(Selector):
 
     kernel_size: int = 21
     pooling: str = "max"
+    weights: str = "uniform"
 
     @classmethod
     def from_config(cls, config: PrefillConfig) -> SnapKV:
-        return cls(kernel_size=config.kernel_size, pooling=config.pooling)
+        return cls(kernel_size=config.kernel_size, pooling=config.pooling, weights=config.weights)
 
     def scorer(self, layer: FullLayer, block_size: int) -> Scorer:
         lse = window_lse(layer, block_size)
+        share = query_weights(layer.queries.shape[2], self.weights, layer.keys.device)
         prefix_length = layer.prompt_length - layer.queries.shape[2]
         halo = 0 if self.pooling == "none" else self.kernel_size // 2
 
@@ -54,7 +61,8 @@ class SnapKV(Selector):
                 known_start, known_stop, known = left, left, known[..., :0]
             known = known[..., left - known_start :]
             if known_stop < right:
-                new = window_weights(layer, lse, known_stop, right).mean(dim=(2, 3))
+                attention = window_weights(layer, lse, known_stop, right)  # [B, Hkv, G, W, n]
+                new = torch.einsum("bhgwn,w->bhn", attention, share) / layer.group_size
                 known = torch.cat((known, new), dim=-1)
             known_start = left
             return pool(known, self.kernel_size, self.pooling)[..., start - left : stop - left]

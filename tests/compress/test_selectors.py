@@ -1,0 +1,226 @@
+"""Every selector against its equations in float64, and the rules that hold for all."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.compress.layers import random_layer
+from tests.reference import selectors as reference
+from tests.reference.selection import kept_positions
+from tests.tools.live_bytes import LiveBytes
+from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.compress.layer_end import select_per_head, select_positions
+from tidekv_llm.compress.selectors import (
+    H2O,
+    ChunkKV,
+    ExpectedAttention,
+    KeyDiff,
+    Random,
+    Recent,
+    Selector,
+    SnapKV,
+    selector_names,
+)
+from tidekv_llm.errors import SelectorError
+
+SCALING = 0.4
+HEADS = [((4, 2), 3), ((3, 3), 1), ((4, 1), 3), ((6, 2), 1)]
+
+
+def watched_layer(
+    selector: Selector, length: int, *, chunk_size: int = 1000, dtype: torch.dtype = torch.float32, **shape: Any
+) -> tuple[FullLayer, Tensor]:
+    """A layer whose every chunk was fed to the selector's accumulator, and the queries of the whole prompt."""
+    layer = random_layer(length, **shape)
+    generator = torch.Generator().manual_seed(length)
+    queries = torch.randn(*layer.queries.shape[:2], length, layer.queries.shape[3], generator=generator) * 2
+    queries[:, :, length - layer.queries.shape[2] :] = layer.queries
+    accumulator = selector.accumulator(length)
+    if accumulator is not None:
+        for start in range(0, length, chunk_size):
+            stop = min(start + chunk_size, length)
+            accumulator.add(queries[:, :, start:stop].to(dtype), layer.keys[:, :, :stop].to(dtype), layer.params)
+    return dataclasses.replace(layer, accumulated=accumulator), queries
+
+
+def recent(layer: FullLayer, queries: Tensor) -> reference.Scores:
+    return [[[float(i) for i in range(layer.prompt_length)]] * layer.kv_heads] * layer.keys.shape[0]
+
+
+CASES: dict[str, tuple[Selector, Callable[[FullLayer, Tensor], reference.Scores]]] = {
+    "recent": (Recent(), recent),
+    "snapkv-recency": (
+        SnapKV(pooling="none", weights="recency"),
+        lambda layer, _: reference.recency_snapkv_scores(layer.queries, layer.keys, SCALING),
+    ),
+    "chunkkv-20": (
+        ChunkKV(),
+        lambda layer, _: reference.chunkkv_scores(layer.queries, layer.keys, SCALING, 20),
+    ),
+    "chunkkv-7": (
+        ChunkKV(chunk_length=7),
+        lambda layer, _: reference.chunkkv_scores(layer.queries, layer.keys, SCALING, 7),
+    ),
+    "keydiff": (KeyDiff(), lambda layer, _: reference.keydiff_scores(layer.keys)),
+    "h2o": (H2O(), lambda layer, queries: reference.h2o_scores(queries, layer.keys, SCALING)),
+    "expected": (
+        ExpectedAttention(),
+        lambda layer, queries: reference.expected_attention_scores(
+            queries, layer.keys, layer.values, SCALING, covariance=True, norm=True, epsilon=0.0
+        ),
+    ),
+    "expected-plain": (
+        ExpectedAttention(use_covariance=False, use_value_norm=False, epsilon=0.02),
+        lambda layer, queries: reference.expected_attention_scores(
+            queries, layer.keys, layer.values, SCALING, covariance=False, norm=False, epsilon=0.02
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("heads", "batch"), HEADS, ids=str)
+def test_kept_sets_equal_the_equations_at_any_block_and_chunk_size(
+    case: str, heads: tuple[int, int], batch: int
+) -> None:
+    selector, equations = CASES[case]
+    for block_size, chunk_size in ((1, 101), (9, 7), (30, 1), (4096, 64)):
+        layer, queries = watched_layer(
+            selector, 101, chunk_size=chunk_size, heads=heads[0], kv_heads=heads[1], batch=batch
+        )
+        expected = equations(layer, queries)
+        kept = select_positions(layer, selector, 43, window_size=16, sinks=4, block_size=block_size)
+        for row in range(batch):
+            for head in range(heads[1]):
+                assert kept.indices[row, head].tolist() == kept_positions(expected[row][head], 101, 43, 16, 4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_prompts_of_different_lengths_one_after_another_and_short_ones(case: str) -> None:
+    selector, equations = CASES[case]
+    for length in (37, 150, 64, 20, 21, 16, 15, 3, 1):  # the window has 16, window and sinks 20
+        layer, queries = watched_layer(selector, length, seed=length)
+        expected = equations(layer, queries)
+        for budget in (20, 36, 149, 150, 151):
+            kept = select_positions(layer, selector, budget, window_size=16, sinks=4, block_size=8).indices
+            for head in range(2):
+                scores = expected[0][head] if length > 20 else []
+                assert kept[0, head].tolist() == kept_positions(scores, length, budget, 16, 4)
+
+
+@pytest.mark.parametrize("case", ["keydiff", "snapkv-recency", "chunkkv-7", "h2o"])
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 0.5, 1.0])
+def test_head_adaptive_sets_equal_the_equations(case: str, alpha: float) -> None:
+    selector, equations = CASES[case]
+    for length, budget in ((101, 43), (101, 20), (101, 100), (101, 101), (64, 30), (20, 25)):
+        layer, queries = watched_layer(selector, length, batch=3, heads=6, kv_heads=3)
+        expected = equations(layer, queries)
+        kept = select_per_head(
+            layer, selector, budget, window_size=16, sinks=4, block_size=9, floor_alpha=alpha
+        )
+        heads = [positions.tolist() for positions in kept.heads()]
+        for row in range(3):
+            assert heads[3 * row : 3 * row + 3] == reference.ada_kept(expected[row], length, budget, 16, 4, alpha)
+
+
+def test_chunks_stay_whole_but_for_one_that_is_cut_to_its_later_tokens() -> None:
+    layer, _ = watched_layer(ChunkKV(), 400)
+    kept = select_positions(layer, ChunkKV(), 20 + 50, window_size=16, sinks=0, block_size=33).indices
+    assert torch.equal(kept[:, :1].expand(-1, 2, -1), kept)  # the same in every head
+    parts: dict[int, list[int]] = {}
+    for position in kept[0, 0].tolist():
+        if position < 384:
+            parts.setdefault(position // 20, []).append(position)
+    sizes = sorted(len(part) for part in parts.values())
+    assert sizes in ([4, 10, 20, 20], [14, 20, 20])  # the tail chunk [380, 384) may be among them
+    for number, part in parts.items():
+        assert part == list(range(part[0], min(number * 20 + 20, 384)))
+
+
+def test_random_is_spread_evenly_and_the_same_in_every_run() -> None:
+    layer = random_layer(2000)
+    scorer = Random().scorer(layer, 100)
+    scores = scorer(0, 2000)
+    assert scores.shape == (1, 2, 2000)
+    assert ((scores >= 0) & (scores < 1)).all()
+    assert 0.45 < float(scores.mean()) < 0.55
+    assert len(scores.unique()) > 3990
+    assert torch.equal(scores[..., 300:1700], scorer(300, 1700))
+    assert float(torch.corrcoef(scores[0])[0, 1].abs()) < 0.1
+    other_layer = dataclasses.replace(layer, index=2)
+    assert not torch.equal(Random().scorer(other_layer, 100)(0, 2000), scores)
+    assert not torch.equal(Random(seed=1).scorer(layer, 100)(0, 2000), scores)
+
+
+@pytest.mark.parametrize("selector", [H2O(), ExpectedAttention()], ids=lambda selector: selector.name)
+def test_selectors_that_need_every_query_say_so(selector: Selector) -> None:
+    with pytest.raises(SelectorError, match="needs the queries of the whole prompt.*schedule='tidekv'"):
+        select_positions(random_layer(60), selector, 25, window_size=16, sinks=4, block_size=8)
+
+
+def test_heavy_hitters_count_in_small_tiles_as_in_one() -> None:
+    layer, _ = watched_layer(H2O(), 80, chunk_size=33)
+    from tidekv_llm.compress.selectors.h2o import AttentionMass
+
+    tiny = AttentionMass(80, tile_bytes=1)
+    _, queries = watched_layer(H2O(), 80)
+    tiny.add(queries, layer.keys, layer.params)
+    torch.testing.assert_close(tiny.mass, layer.accumulated.mass)
+    torch.testing.assert_close(layer.accumulated.mass.sum(), torch.tensor(80.0 * 2))
+
+
+@pytest.mark.parametrize("name", [name for name in selector_names() if name != "h2o"])
+@pytest.mark.parametrize("ada", [False, True])
+def test_live_bytes_while_scoring_do_not_grow_with_the_prompt(name: str, ada: bool) -> None:
+    selector = _defaults(name)
+    peaks = []
+    for length in (4096, 32768):
+        layer, _ = watched_layer(selector, length)
+        with LiveBytes() as live:
+            _choose(layer, selector, ada)
+        peaks.append(live.peak_bytes)
+    # Which head the layer's best scores lie in differs with the data, and with it a few lists of indices; where
+    # blocks cut chunks of 20 differs too.
+    assert peaks[1] <= peaks[0] * (1.05 if ada or name == "chunkkv" else 1.0)
+
+
+@pytest.mark.parametrize("name", selector_names())
+@pytest.mark.parametrize("ada", [False, True])
+def test_compressing_a_layer_takes_at_most_3_ms_per_1000_prompt_tokens(name: str, ada: bool) -> None:
+    """The embedded model's shapes: 9 query heads, 3 KV heads, size 64, bfloat16, 8,192 tokens."""
+    selector = _defaults(name)
+    layer = random_layer(8192, heads=9, kv_heads=3, dim=64)
+    accumulator = selector.accumulator(8192)
+    half = {part: getattr(layer, part).bfloat16() for part in ("keys", "values", "queries")}
+    if accumulator is not None:
+        accumulator.add(half["queries"], half["keys"], layer.params)
+    layer = dataclasses.replace(layer, **half, accumulated=accumulator)
+    best = min(_timed(lambda: _choose(layer, selector, ada)) for _ in range(5))
+    assert best <= 8.192 * 3e-3
+
+
+def _defaults(name: str) -> Selector:
+    from tidekv_llm.compress.selectors import make_selector
+    from tidekv_llm.config import PrefillConfig
+
+    return make_selector(PrefillConfig(selector=name))
+
+
+def _choose(layer: FullLayer, selector: Selector, ada: bool) -> None:
+    if ada:
+        select_per_head(layer, selector, 512, window_size=16, sinks=4, block_size=1024, floor_alpha=0.5)
+    else:
+        select_positions(layer, selector, 512, window_size=16, sinks=4, block_size=1024)
+
+
+def _timed(run: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
