@@ -26,11 +26,15 @@ COMPONENT_NAMES = {
     "temporary": "temporary",
     "compressed_cache": "compressed cache",
     "bookkeeping": "bookkeeping",
-    "rest": "process",
+    "rest": "rest of the process",
 }
 ORIGINS = {"model": "named by the model", "text": "words found on the page", "attention": "read most, by attention"}
 _KEPT_LABELS = {"tidekv": "TideKV", "post-prefill": "SnapKV, post-prefill", "one-shot": "One-shot prefill"}
 MAX_STRIP_PAGES = 400
+EXAMPLES = (
+    "How much fuel does the main tank hold?",
+    "How often are the generators run?",
+)
 
 
 def esc(text: object) -> str:
@@ -41,7 +45,8 @@ def esc(text: object) -> str:
 def button(label: str, act: str, arg: str = "", *, title: str = "", css: str = "link") -> str:
     """A real button, so that the keyboard reaches it."""
     tip = f' title="{esc(title)}"' if title else ""
-    return f'<button type="button" class="{esc(css)}" data-act="{esc(act)}" data-arg="{esc(arg)}"{tip}>{esc(label)}</button>'
+    data = f'data-act="{esc(act)}" data-arg="{esc(arg)}"'
+    return f'<button type="button" class="{esc(css)}" {data}{tip}>{esc(label)}</button>'
 
 
 def notice(text: str, kind: str = "note") -> str:
@@ -76,7 +81,8 @@ def _entry(entry: Entry, at: int, count: int) -> str:
             button("✕", "remove", entry.key, title=f"Remove {entry.name}", css="icon"),
         )
     )
-    head = f'<div class="tk-doc-head"><span class="tk-name" title="{esc(entry.name)}">{esc(entry.name)}</span>{tools}</div>'
+    name = f'<span class="tk-name" title="{esc(entry.name)}">{esc(entry.name)}</span>'
+    head = f'<div class="tk-doc-head">{name}{tools}</div>'
     return f'<li class="tk-doc tk-{entry.state}">{head}{_entry_body(entry)}</li>'
 
 
@@ -158,13 +164,13 @@ def _verdict(budget: Budget, problem: str) -> str:
         return f'<p class="tk-error" role="alert">{esc(problem)}</p>'
     if budget.strategy == "best pages":
         return (
-            '<p class="tk-warn">Too long to send whole: the pages that match the question best (BM25) are sent, and the '
-            "answer says which.</p>"
+            '<p class="tk-warn">Too long to send whole: the pages that match the question best (BM25) are sent, and '
+            "the answer says which.</p>"
         )
     over = budget.total - budget.limit
     return (
-        f'<p class="tk-error" role="alert">{budget.total:,} tokens do not fit the window of {budget.limit:,} ({over:,} too '
-        "many). Choose pages above, or switch on best pages below.</p>"
+        f'<p class="tk-error" role="alert">{budget.total:,} tokens do not fit the window of {budget.limit:,} '
+        f"({over:,} too many). Choose pages above, or switch on best pages below.</p>"
     )
 
 
@@ -174,9 +180,13 @@ def _verdict(budget: Budget, problem: str) -> str:
 def conversation(session: Session) -> str:
     """All turns but the running one's live part."""
     if not session.turns:
+        examples = "".join(
+            f"<li>{button(text, 'example', str(at), css='chip')}</li>" for at, text in enumerate(EXAMPLES)
+        )
         return (
-            '<div class="tk-empty"><p>Add a document and ask. The model reads all of it, page by page; every answer '
-            "names its pages and what it took in time and memory.</p></div>"
+            '<div class="tk-empty"><p>Add a document and ask. The model reads all of it; every answer names its pages '
+            "and what it took in time and memory.</p><p>Or ask the lighthouse handbook that comes with the app:</p>"
+            f"<ul>{examples}</ul></div>"
         )
     return "".join(_turn(turn, session.shown_turn) for turn in session.turns)
 
@@ -206,8 +216,9 @@ def _reply(turn: Turn, shown: str | None) -> str:
     tools = ""
     if turn.answer is not None:
         current = " current" if turn.key == shown else ""
+        copy = f'<button type="button" class="link" data-copy="{esc(turn.text)}">Copy</button>'
         tools = (
-            f'<div class="tk-inline tk-tools"><button type="button" class="link" data-copy="{esc(turn.text)}">Copy</button>'
+            f'<div class="tk-inline tk-tools">{copy}'
             f"{button('Figures', 'figures', turn.key, css='link' + current)}"
             f'<span class="tk-dim" title="{esc(turn.sent)}">{esc(_short(turn.sent, 90))}</span></div>'
         )
@@ -390,7 +401,7 @@ def _strip(turn: Turn, by_layer: bool) -> str:
     toggle = button("Hide layers" if by_layer else "Per layer", "layers")
     return (
         f'<h3>Pages kept {toggle}</h3><div class="tk-strip">{"".join(cells)}</div>'
-        f'<p class="tk-dim">Height: kept positions per token of the page. Click a page to open it.{esc(left)}</p>{layers}'
+        f'<p class="tk-dim">Height: kept positions per token of the page. Click to open.{esc(left)}</p>{layers}'
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tidekv_llm.documents import Document
     from tidekv_llm.engine import Answer, TideKV
+    from tidekv_llm.session import Session as DocumentSession
 
 History = Sequence[tuple[str, str]]
 # Only these run one layer at a time, so that a layer's stored keys and values can take the prefix's place.
@@ -26,7 +27,7 @@ class Reader:
     def __init__(self, engine: TideKV, documents: Sequence[Document], key: tuple[Any, ...]) -> None:
         self.key = key
         self._engine, self._documents = engine, tuple(documents)
-        self._session: Any = None
+        self._session: DocumentSession | None = None
 
     @property
     def store_bytes(self) -> int:
@@ -38,14 +39,12 @@ class Reader:
         session = self._open()
         if session is None:
             return self._engine.ask(self._documents, question, history=history, **options)
-        session._history[:] = history  # the page's history counts: stopped questions are not in it
-        answer: Answer = session.ask(question, **options)
-        return answer
+        session.history = history  # the page's history counts: stopped questions are not in it
+        return session.ask(question, **options)
 
-    def _open(self) -> Any:
-        opener = getattr(self._engine, "open", None)
-        if self._session is None and opener is not None and self._engine.config.schedule in WITH_STORE:
-            self._session = opener(self._documents, store="memory")
+    def _open(self) -> DocumentSession | None:
+        if self._session is None and self._engine.config.schedule in WITH_STORE:
+            self._session = self._engine.open(self._documents, store="memory")
         return self._session
 
     def close(self) -> None:

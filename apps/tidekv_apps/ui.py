@@ -21,10 +21,6 @@ from tidekv_llm.errors import TideKVError
 from tidekv_llm.schedules import schedule_names
 
 STATIC = Path(__file__).parent / "static"
-EXAMPLES = (
-    "How much fuel does the main tank hold?",
-    "Who may send a message to the coast station?",
-)
 PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": None}
 PUBLIC: dict[str, Any] = {"api_visibility": "public", "show_progress": "hidden", "concurrency_limit": None}
 THEME = gr.themes.Base(
@@ -85,7 +81,7 @@ class Page:
         models = list(self.services.options.models)
         self.settings: dict[str, Any] = {
             "model": gr.Dropdown(models, value=first.model, label="Model", interactive=True),
-            "context_window": gr.Number(None, label="Context window, tokens (empty: the model's own)", precision=0),
+            "context_window": gr.Textbox("", label="Context window, tokens", placeholder="the model's own"),
             "kept_tokens": gr.Number(first.kept_tokens, label="Kept tokens per layer", precision=0),
             "chunk_size": gr.Dropdown(
                 ["auto", "128", "256", "512", "1024", "2048"], value="auto", label="Chunk size, tokens"
@@ -98,12 +94,16 @@ class Page:
             "temperature": gr.Number(first.temperature, label="Temperature", step=0.1),
             "top_p": gr.Number(first.top_p, label="Top p", step=0.05),
             "top_k": gr.Number(first.top_k, label="Top k (0: off)", precision=0),
-            "seed": gr.Number(None, label="Seed (empty: none)", precision=0),
+            "seed": gr.Textbox("", label="Seed", placeholder="none"),
         }
         self.settings_note = _html("", "tk-settings-note")
 
     def _talk(self) -> None:
-        _html("<h2>Conversation</h2>")
+        with gr.Row(elem_id="tk-talk-head"):
+            _html("<h2>Conversation</h2>")
+            self.save_markdown = gr.Button("Export Markdown", size="sm", elem_id="tk-export-md")
+            self.save_json = gr.Button("Export JSON", size="sm", elem_id="tk-export-json")
+            self.clear = gr.Button("New conversation", size="sm", elem_id="tk-clear")
         with gr.Group(elem_id="tk-scroll"):
             self.conversation = _html(panels.conversation(_nobody()), "tk-conversation")
             self.live = _html("", "tk-live-panel")
@@ -121,12 +121,6 @@ class Page:
             )
             self.ask = gr.Button("Ask", variant="primary", interactive=False, elem_id="tk-ask")
             self.stop = gr.Button("Stop", interactive=False, elem_id="tk-stop")
-        with gr.Row(elem_id="tk-tools-row"):
-            self.examples = [gr.Button(f"Example: {text}", size="sm", elem_classes="tk-example") for text in EXAMPLES]
-        with gr.Row():
-            self.save_markdown = gr.Button("Export Markdown", size="sm", elem_id="tk-export-md")
-            self.save_json = gr.Button("Export JSON", size="sm", elem_id="tk-export-json")
-            self.clear = gr.Button("New conversation", size="sm", elem_id="tk-clear")
 
     def _figures(self) -> None:
         _html("<h2>This answer</h2>")
@@ -205,8 +199,6 @@ class Page:
             panel.click(self._on_act, [self.question], outputs, api_name=False, **PRIVATE)
         for trigger in (self.ask.click, self.question.submit):
             trigger(self._on_ask, [self.question], [*outputs, self.question], api_name=False, **PRIVATE)
-        for button, text in zip(self.examples, EXAMPLES, strict=True):
-            button.click(_example(self, text), None, [*outputs, self.question], api_name=False, **PRIVATE)
         self.stop.click(self._on_stop, None, outputs, api_name=False, queue=False, **PRIVATE)
         self.clear.click(self._on_clear, None, outputs, api_name=False, **PRIVATE)
         self.compare.click(self._on_compare, [self.schedule], outputs, api_name=False, **PRIVATE)
@@ -281,6 +273,10 @@ class Page:
             yield self.only()
             return
         try:
+            if name == "example":
+                async for update in self._example(session, argument, request):
+                    yield update
+                return
             if name == "unlock":
                 async for _ in handlers.unlock(self.services, session, argument, value):
                     yield self.only(documents=_panel(panels.documents_panel(session, session.reading)))
@@ -306,17 +302,13 @@ class Page:
             yield self.only(live=_panel(panels.live_panel(job)))
         yield self.view(session)
 
-    async def example(self, text: str, request: gr.Request) -> AsyncIterator[list[Any]]:
-        """Read the sample document and ask."""
-        session = self.services.session(request)
-        try:
-            async for _ in handlers.read_sample(self.services, session):
-                yield [*self.only(documents=_panel(panels.documents_panel(session, session.reading))), text]
-        except TideKVError as error:
-            yield [*self.refusal(error), text]
-            return
+    async def _example(self, session: Session, argument: str, request: gr.Request) -> AsyncIterator[list[Any]]:
+        """Read the sample document and ask the question of that number."""
+        text = panels.EXAMPLES[int(argument) if argument.isdecimal() and int(argument) < len(panels.EXAMPLES) else 0]
+        async for _ in handlers.read_sample(self.services, session):
+            yield self.only(documents=_panel(panels.documents_panel(session, session.reading)))
         async for update in self._on_ask(text, request):
-            yield update
+            yield update[:-1]
 
     def _on_stop(self, request: gr.Request) -> list[Any]:
         session = self.services.session(request)
@@ -443,14 +435,6 @@ def _panel(html: str) -> str:
 def _nobody() -> Session:
     """What a page shows before its session is known."""
     return Session("", Path(), AskSettings(model=""))
-
-
-def _example(page: Page, text: str) -> Any:
-    async def run(request: gr.Request) -> AsyncIterator[list[Any]]:
-        async for update in page.example(text, request):
-            yield update
-
-    return run
 
 
 def _exporter(page: Page, kind: str) -> Any:

@@ -105,10 +105,8 @@ def text_view(entry: Entry, tokens: dict[int, int], start: int) -> str:
     assert entry.document is not None
     pages = entry.document.pages
     rows = extracted_table(entry, tokens)
-    shown = "".join(
-        f'<details{" open" if at == start else ""}><summary class="tk-num">{esc(rows[at])}</summary>{_text(pages[at], None)}</details>'
-        for at in range(start, min(start + PAGES_PER_VIEW, len(pages)))
-    )
+    stop = min(start + PAGES_PER_VIEW, len(pages))
+    shown = "".join(_text_row(rows[at], pages[at], opened=at == start) for at in range(start, stop))
     back = (
         button("Earlier pages", "text-at", f"{entry.key}:{max(0, start - PAGES_PER_VIEW)}", css="small")
         if start
@@ -121,9 +119,14 @@ def text_view(entry: Entry, tokens: dict[int, int], start: int) -> str:
     return _frame(f"{entry.name}: extracted text", f"{note}{shown}<div class='tk-inline'>{back}{on}</div>")
 
 
+def _text_row(summary: str, page: Page, *, opened: bool) -> str:
+    state = " open" if opened else ""
+    return f'<details{state}><summary class="tk-num">{esc(summary)}</summary>{_text(page, None)}</details>'
+
+
 def _frame(title: str, body: str) -> str:
     close = button("✕", "close-viewer", title="Close (Esc)", css="icon")
     return (
-        f'<aside class="tk-drawer" role="dialog" aria-label="{esc(title)}" tabindex="-1"><header><strong>{esc(title)}</strong>'
-        f"{close}</header>{body}</aside>"
+        f'<aside class="tk-drawer" role="dialog" aria-label="{esc(title)}" tabindex="-1">'
+        f"<header><strong>{esc(title)}</strong>{close}</header>{body}</aside>"
     )

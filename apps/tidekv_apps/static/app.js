@@ -21,3 +21,16 @@ window.tidekvSave = (text, name, type) => {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 };
+// The conversation follows the answer, unless the reader has scrolled up.
+new MutationObserver(() => {
+  const box = document.getElementById("tk-scroll");
+  if (!box || box.dataset.followed) return;
+  box.dataset.followed = "yes";
+  let following = true;
+  box.addEventListener("scroll", () => (following = box.scrollHeight - box.scrollTop - box.clientHeight < 60));
+  new MutationObserver(() => following && box.scrollTo({ top: box.scrollHeight })).observe(box, {
+    childList: true,
+    subtree: true,
+    characterData: true,
+  });
+}).observe(document.documentElement, { childList: true, subtree: true });
