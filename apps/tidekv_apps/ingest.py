@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tidekv_apps.security import check_upload_path, plain_error, safe_name
@@ -12,6 +12,8 @@ from tidekv_apps.settings import Limits
 from tidekv_apps.state import BusyError, Entry, Job, Session
 from tidekv_llm.documents import Document, PdfLimits
 from tidekv_llm.errors import Cancelled, DocumentError, EncryptedDocumentError, TideKVError
+
+PdfProgress = Callable[[int, int], None]
 
 
 def pdf_limits(limits: Limits) -> PdfLimits:
@@ -117,14 +119,10 @@ class Ingest:
         else:
             entry.document, entry.password, entry.state = document, password, "ready"
 
-    def _parse(self, entry: Entry, password: str | None, progress: object) -> Document:
+    def _parse(self, entry: Entry, password: str | None, progress: PdfProgress) -> Document:
         if _is_pdf(entry.path):
-            read = Document.from_pdf(
-                entry.path,
-                password=password,
-                progress=progress,
-                limits=pdf_limits(self._limits),  # type: ignore[arg-type]
-            )
+            limits = pdf_limits(self._limits)
+            read = Document.from_pdf(entry.path, password=password, progress=progress, limits=limits)
         else:
             if entry.path.stat().st_size > self._limits.characters:
                 raise DocumentError(f"a text file may have {self._limits.characters:,} bytes; split it")

@@ -192,21 +192,20 @@ class Page:
 
     def _wire(self) -> None:
         outputs = self.outputs
-        self.blocks.load(self._on_load, None, outputs, api_name=False, **PRIVATE)
+        self.blocks.load(self._on_load, None, outputs, **PRIVATE)
         self.blocks.unload(self._on_unload)
-        self.files.upload(self._on_upload, [self.files], [*outputs, self.files], api_name=False, **PRIVATE)
+        self.files.upload(self._on_upload, [self.files], [*outputs, self.files], **PRIVATE)
         for panel in (self.documents, self.conversation, self.figures, self.viewer):
-            panel.click(self._on_act, [self.question], outputs, api_name=False, **PRIVATE)
+            panel.click(self._on_act, [self.question], outputs, **PRIVATE)
         for trigger in (self.ask.click, self.question.submit):
-            trigger(self._on_ask, [self.question], [*outputs, self.question], api_name=False, **PRIVATE)
-        self.stop.click(self._on_stop, None, outputs, api_name=False, queue=False, **PRIVATE)
-        self.clear.click(self._on_clear, None, outputs, api_name=False, **PRIVATE)
-        self.compare.click(self._on_compare, [self.schedule], outputs, api_name=False, **PRIVATE)
+            trigger(self._on_ask, [self.question], [*outputs, self.question], **PRIVATE)
+        self.stop.click(self._on_stop, None, outputs, queue=False, **PRIVATE)
+        self.clear.click(self._on_clear, None, outputs, **PRIVATE)
+        self.compare.click(self._on_compare, [self.schedule], outputs, **PRIVATE)
         self.question.change(
             self._on_typing,
             [self.question],
             [self.budget, self.ask],
-            api_name=False,
             trigger_mode="always_last",
             **PRIVATE,
         )
@@ -214,7 +213,7 @@ class Page:
             (self.save_markdown, "markdown", "tidekv.md", "text/markdown"),
             (self.save_json, "json", "tidekv.json", "application/json"),
         ):
-            button.click(_exporter(self, kind), None, self.api_text, api_name=False, **PRIVATE).then(
+            button.click(_exporter(self, kind), None, self.api_text, **PRIVATE).then(
                 None, self.api_text, None, js=f"(text) => window.tidekvSave(text, '{name}', '{mime}')"
             )
 
@@ -235,7 +234,6 @@ class Page:
             apply,
             [*fields.values(), self.question],
             [self.settings_note, self.budget, self.ask],
-            api_name=False,
             trigger_mode="always_last",
             **PRIVATE,
         )
