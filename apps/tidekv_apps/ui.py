@@ -230,7 +230,8 @@ class Page:
             return [panels.notice(note), *self._budget_view(session, values[-1])]
 
         gr.on(
-            [field.input for field in fields.values()],
+            # A Textbox tells of typing by "change" only; nothing but the user changes these.
+            [field.change if isinstance(field, gr.Textbox) else field.input for field in fields.values()],
             apply,
             [*fields.values(), self.question],
             [self.settings_note, self.budget, self.ask],
