@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 run-time error, 2 usage error, 130 interrupted. With ``--j
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -72,7 +73,19 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=run)
     add_bench_commands(commands)
+    _add_app(commands)
     return parser
+
+
+def _add_app(commands: Any) -> None:
+    """``tidekv app``, where it is installed: the core knows it by name only."""
+    try:
+        app = importlib.import_module("tidekv_apps.cli")
+    except ImportError:
+        return
+    command = commands.add_parser("app", help=app.SUMMARY, description=f"{app.SUMMARY[0].upper()}{app.SUMMARY[1:]}.")
+    app.add_arguments(command)
+    command.set_defaults(run=app.run)
 
 
 def _add_ask(commands: Any) -> None:
