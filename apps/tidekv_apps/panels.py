@@ -26,8 +26,10 @@ COMPONENT_NAMES = {
     "temporary": "temporary",
     "compressed_cache": "compressed cache",
     "bookkeeping": "bookkeeping",
+    "document_store": "store for follow-ups",
     "rest": "rest of the process",
 }
+_ORDER = {name: at for at, name in enumerate(COMPONENT_NAMES)}
 ORIGINS = {"model": "named by the model", "text": "words found on the page", "attention": "read most, by attention"}
 _KEPT_LABELS = {"tidekv": "TideKV", "post-prefill": "SnapKV, post-prefill", "one-shot": "One-shot prefill"}
 MAX_STRIP_PAGES = 400
@@ -336,7 +338,7 @@ def _stack(parts: dict[str, int], scale: int) -> str:
     bars = "".join(
         f'<i class="tk-c-{esc(name)}" style="width:{100 * size / max(scale, 1):.2f}%" '
         f'title="{esc(COMPONENT_NAMES.get(name, name))}: {esc(format_bytes(size))}"></i>'
-        for name, size in parts.items()
+        for name, size in sorted(parts.items(), key=lambda part: _ORDER.get(part[0], len(_ORDER)))
         if size
     )
     return f'<div class="tk-bar tk-stack tk-tall">{bars}</div>'
@@ -374,7 +376,8 @@ def _beside(turn: Turn, metrics: Metrics) -> str:
 
 
 def _working(parts: dict[str, int]) -> dict[str, int]:
-    return {name: size for name, size in parts.items() if name != "weights"}
+    """What building the cache takes; the store for follow-ups is a choice, not a part of it."""
+    return {name: size for name, size in parts.items() if name not in ("weights", "document_store")}
 
 
 def _strip(turn: Turn, by_layer: bool) -> str:

@@ -115,6 +115,16 @@ def test_figures_have_units_and_show_predictions_and_runs(tmp_path: Path) -> Non
         assert part in text
 
 
+def test_the_store_for_follow_ups_is_no_part_of_the_working_set(tmp_path: Path) -> None:
+    session = make_session(tmp_path)
+    done = turn()
+    assert done.answer is not None
+    done.answer.metrics.components["document_store"] = 70 << 20
+    session.turns = [done]
+    text = Tags(panels.figures_panel(session)).text
+    assert "This answer, measured 25.00 MiB" in text and "store for follow-ups 70.00 MiB" in text
+
+
 def test_the_strip_has_a_button_per_page_as_high_as_its_share(tmp_path: Path) -> None:
     session = make_session(tmp_path)
     session.turns = [turn()]
