@@ -67,7 +67,7 @@ def measure(options: argparse.Namespace, store: str) -> dict[str, Any]:
         llm.ask(Document.from_pages([_WARM_UP], "warm-up", ["1"]), "Why?", max_new_tokens=2)
         document = _document(llm, options.document_tokens)
         kind = {"store": "disk", "name": "bench"} if store == "disk" else {"int8": store == "int8"}
-        with llm.open(document, **kind) as session:  # type: ignore[arg-type]
+        with llm.open(document, **kind) as session:
             answers = [session.ask(question, remember=False, max_new_tokens=16) for question in QUESTIONS]
             store_bytes, tokens = session.store_bytes, session.document_tokens
         again = llm.ask(document, QUESTIONS[-1], max_new_tokens=16)
