@@ -1,11 +1,12 @@
 # make demo   ask the sample PDF a question     make test   the whole test suite, from nothing
 #
-# Both make .venv first. Another interpreter: make demo PYTHON=python3.12
+# Tests that take minutes each (131,072 tokens, 150 requests, needles): make test-slow
+# All make .venv first. Another interpreter: make demo PYTHON=python3.12
 
 PYTHON     ?= python3
 VENV_FLAGS ?=
 DOCUMENT   ?= examples/lighthouse.pdf
-QUESTION ?= Who is the harbour master?
+QUESTION   ?= Who is the harbour master?
 TESTS      ?= tests
 
 # The oldest supported releases are in .ci/floor.txt, except torch: old builds of it for CPUs are not to be
@@ -17,13 +18,16 @@ VENV  := .venv
 FLOOR := .venv-floor
 PIP   := -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format test-floor bench clean
+.PHONY: demo test test-slow lint format test-floor bench clean
 
 demo: $(VENV)/.run
 	$(VENV)/bin/tidekv ask "$(DOCUMENT)" "$(QUESTION)"
 
 test: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest $(TESTS)
+	$(VENV)/bin/python -m pytest -m "not slow" $(TESTS)
+
+test-slow: $(VENV)/.dev
+	$(VENV)/bin/python -m pytest --timeout 1200 -m slow $(TESTS)
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
@@ -36,10 +40,10 @@ format: $(VENV)/.dev
 	$(VENV)/bin/ruff format .
 
 test-floor: $(FLOOR)/.dev
-	$(FLOOR)/bin/python -m pytest $(FLOOR_TESTS)
+	$(FLOOR)/bin/python -m pytest -m "not slow" $(FLOOR_TESTS)
 
 bench: $(VENV)/.run
-	$(VENV)/bin/python -m tidekv_llm.bench
+	$(VENV)/bin/tidekv bench headline
 
 clean:
 	rm -rf $(VENV) $(FLOOR) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

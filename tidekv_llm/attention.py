@@ -91,7 +91,13 @@ class Attention(Protocol):
         """Whether this backend computes this exactly."""
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        params: AttentionParams,
+        scratch: Scratch,
+        lse_rows: int,
     ) -> tuple[Tensor, Tensor | None]:
         """Output [B, C, Hq, D] and the float32 log-sum-exp [B, Hq, lse_rows] of the last ``lse_rows`` queries."""
 
@@ -112,7 +118,13 @@ class TiledAttention:
         return True
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        params: AttentionParams,
+        scratch: Scratch,
+        lse_rows: int,
     ) -> tuple[Tensor, Tensor | None]:
         batch, heads, count, _ = query.shape
         kv_heads, length, value_dim = value.shape[1:]
@@ -121,7 +133,7 @@ class TiledAttention:
         with_lse = count if params.sinks is not None else lse_rows
         lse = query.new_empty((batch, heads, with_lse), dtype=torch.float32)
         span = length if params.window is None else min(length, params.window + count)
-        tile = self._tile_queries(group, span, count, query.element_size())
+        tile = self.tile_queries(group, span, count, query.element_size())
         for start in range(0, count, tile):
             stop = min(start + tile, count)
             rows = _TileRows(start, stop, length - count, length, params.window)
@@ -138,7 +150,7 @@ class TiledAttention:
             apply_sinks(out, lse, params.sinks)
         return out, lse[:, :, with_lse - lse_rows :] if lse_rows else None
 
-    def _tile_queries(self, group: int, span: int, count: int, element_size: int) -> int:
+    def tile_queries(self, group: int, span: int, count: int, element_size: int) -> int:
         tile = self.tile_bytes // (group * span * element_size)
         power = 1 << max(0, tile.bit_length() - 1)
         return max(1, min(power, count))
@@ -219,7 +231,13 @@ class MergeAttention:
         return query.device.type == "cpu" and params.window is None and params.softcap is None
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        params: AttentionParams,
+        scratch: Scratch,
+        lse_rows: int,
     ) -> tuple[Tensor, Tensor | None]:
         history = key.shape[2] - query.shape[2]
         out, lse = self._diagonal(query, key[:, :, history:], value[:, :, history:], params.scaling)
@@ -265,7 +283,13 @@ class SdpaAttention:
         return query.device.type == "cuda" and plain
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        params: AttentionParams,
+        scratch: Scratch,
+        lse_rows: int,
     ) -> tuple[Tensor, Tensor | None]:
         from torch.nn.attention.bias import causal_lower_right
 
@@ -286,7 +310,13 @@ class FlashAttention:
         return query.device.type == "cuda" and half and query.shape[-1] <= 256 and flash_attn_available()
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        params: AttentionParams,
+        scratch: Scratch,
+        lse_rows: int,
     ) -> tuple[Tensor, Tensor | None]:
         from flash_attn import flash_attn_func
 

@@ -6,12 +6,14 @@ Exit codes: 0 done, 1 run-time error, 2 usage error, 130 interrupted. With ``--j
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidekv_llm import __version__
+from tidekv_llm.bench.cli import add_commands as add_bench_commands
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import ConfigError, ContextOverflowError, TideKVError
 
@@ -70,7 +72,20 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=run)
+    add_bench_commands(commands)
+    _add_app(commands)
     return parser
+
+
+def _add_app(commands: Any) -> None:
+    """``tidekv app``, where it is installed: the core knows it by name only."""
+    try:
+        app = importlib.import_module("tidekv_apps.cli")
+    except ImportError:
+        return
+    command = commands.add_parser("app", help=app.SUMMARY, description=f"{app.SUMMARY[0].upper()}{app.SUMMARY[1:]}.")
+    app.add_arguments(command)
+    command.set_defaults(run=app.run)
 
 
 def _add_ask(commands: Any) -> None:
@@ -85,11 +100,16 @@ def _add_ask(commands: Any) -> None:
     ask.add_argument("--model", default=DEFAULT_MODEL, help="alias, hub id, folder or GGUF file (default: %(default)s)")
     ask.add_argument("--kept-tokens", type=int, default=1024, help="KV positions kept per layer (default: %(default)s)")
     ask.add_argument(
-        "--chunk-size", type=_chunk_size, default="auto", help="prompt tokens per step, or auto (default: %(default)s)"
+        "--chunk-size",
+        type=_chunk_size,
+        default="auto",
+        help="prompt tokens per step, or auto (default: %(default)s)",
     )
     ask.add_argument("--selector", default=defaults["selector"].default, help="who stays (default: %(default)s)")
     ask.add_argument(
-        "--schedule", default=defaults["schedule"].default, help="how the cache is built (default: %(default)s)"
+        "--schedule",
+        default=defaults["schedule"].default,
+        help="how the cache is built (default: %(default)s)",
     )
     ask.add_argument("--max-new-tokens", type=int, default=128, help="longest answer (default: %(default)s)")
     ask.add_argument("--context-window", type=int, help="most tokens, prompt and answer (default: the model's own)")

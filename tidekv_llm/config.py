@@ -17,6 +17,7 @@ WEIGHTS = ("uniform", "recency")
 LAYOUTS = ("auto", "rectangular", "flattened")
 KV_BITS = (16, 8, 4, 2)
 ATTENTIONS = ("auto", "tiled", "merge", "sdpa", "flash")
+BRIDGES = ("device", "host")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,9 @@ class PrefillConfig:
         score_block_size: keys scored at once, b_s; temporary memory grows with it, not with the prompt.
         schedule: which construction order; ``"tidekv"`` is layer-major with delayed eviction.
         attention: attention backend, or ``"auto"``.
+        bridge: where the hidden states between layers lie: ``"device"``, or ``"host"`` (pinned, double-buffered on
+            CUDA), so that the device holds one layer's KV and a few chunks only. It changes no result.
+        mlp_chunk_size: tokens per call of a layer's MLP, to split it further than attention; 0 does not split.
 
     Raises:
         ConfigError: an option is out of range or unknown.
@@ -66,6 +70,8 @@ class PrefillConfig:
     score_block_size: int = 1024
     schedule: str = "tidekv"
     attention: str = "auto"
+    bridge: str = "device"
+    mlp_chunk_size: int = 0
 
     def __post_init__(self) -> None:
         if self.chunk_size != AUTO_CHUNK:
@@ -78,8 +84,11 @@ class PrefillConfig:
             raise ConfigError(f"kernel_size={self.kernel_size} must be odd; use {self.kernel_size + 1}")
         if not _is_int(self.sinks) or self.sinks < 0:
             raise ConfigError(f"sinks={self.sinks!r} must be a whole number of at least 0")
+        if not _is_int(self.mlp_chunk_size) or self.mlp_chunk_size < 0:
+            raise ConfigError(f"mlp_chunk_size={self.mlp_chunk_size!r} must be a whole number, 0 for no split")
         _one_of("pooling", self.pooling, POOLINGS)
         _one_of("attention", self.attention, ATTENTIONS)
+        _one_of("bridge", self.bridge, BRIDGES)
         _one_of("weights", self.weights, WEIGHTS)
         _positive("beta", self.beta)
         self._check_storage()

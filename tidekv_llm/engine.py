@@ -44,11 +44,12 @@ from tidekv_llm.lock import FairLock
 from tidekv_llm.memory import MemoryMeter, MemoryReport, weight_bytes
 from tidekv_llm.metrics import Metrics
 from tidekv_llm.models import LoadedModel, load
-from tidekv_llm.planner import ModelShape, choose_chunk_size
+from tidekv_llm.planner import choose_chunk_size, require_memory
 from tidekv_llm.prefill.result import Prefilled
 from tidekv_llm.request import ProgressCallback, Request
 from tidekv_llm.schedules import Job, make_schedule
 from tidekv_llm.selfcheck import check_decoder
+from tidekv_llm.shapes import ModelShape
 from tidekv_llm.store.identity import model_identity
 from tidekv_llm.store.pool import StorePool
 from tidekv_llm.store.reuse import PrefixCache, PromptIdentity, Reuse, SharedPrefix
@@ -711,7 +712,7 @@ class TideKV:
     def _chunk_size(self, prompt_length: int) -> int:
         chunk_size = self.config.chunk_size
         if chunk_size == "auto":
-            return choose_chunk_size(self.shape, prompt_length, self.config, self.device)
+            return choose_chunk_size(self.shape, prompt_length, self.config, self._open().decoder.devices)
         return int(chunk_size)
 
     def _identity(self, chunk_size: int) -> PromptIdentity:
@@ -745,6 +746,8 @@ class TideKV:
             MemoryMeter(decoder.device, weights=weights.nbytes) as meter,
         ):
             request.started = time.perf_counter()
+            # Asked under the lock: what an earlier request holds is not free.
+            require_memory(self.shape, length, config.replace(chunk_size=chunk_size), decoder.devices, reserve)
             full_layers = [index for index in range(decoder.num_layers) if decoder.sliding_window(index) is None]
             compressor = Compressor(config, decoder.num_layers, length, reserve, full_layers)
             job = Job(
@@ -758,6 +761,8 @@ class TideKV:
                 reader=reuse.reader,
                 reused=reuse.reused,
                 writer=reuse if reuse.writer is not None else None,
+                bridge=config.bridge,
+                mlp_chunk_size=config.mlp_chunk_size,
             )
             cache, hidden = make_schedule(config.schedule).prefill(decoder, ids, job)
             logits = decoder.logits(hidden[:, -1])[0]

@@ -1,23 +1,23 @@
 """Every error a user can meet, one tree, each one line long with the value and the remedy.
 
-    TideKVError
-    ├── ConfigError (ValueError)          a bad option; the command line exits with 2
-    │   └── BudgetError                   a KV budget that cannot be met
-    ├── ContextOverflowError (ValueError) the prompt is longer than the window
-    ├── DocumentError                     a document that cannot be read
-    │   ├── DocumentNotFoundError
-    │   ├── EncryptedDocumentError        needs a password, or the password is wrong
-    │   └── NoTextError                   nothing a language model could read (a scan)
-    ├── ModelError                        weights that cannot be had
-    │   ├── ModelNotFoundError
-    │   ├── ModelDownloadError
-    │   ├── UnsafeWeightsError            pickle weights or remote code
-    │   └── UnsupportedModelError         a family whose layers we would compute wrongly
-    ├── SelectorError                     a selector returned something unusable
-    ├── CacheError                        a stored cache that cannot be used
-    ├── MemoryLimitError                  the planner predicts more than there is
-    ├── Cancelled                         the caller asked to stop
-    └── ClosedError                       use after close()
+TideKVError
+├── ConfigError (ValueError)          a bad option; the command line exits with 2
+│   └── BudgetError                   a KV budget that cannot be met
+├── ContextOverflowError (ValueError) the prompt is longer than the window
+├── DocumentError                     a document that cannot be read
+│   ├── DocumentNotFoundError
+│   ├── EncryptedDocumentError        needs a password, or the password is wrong
+│   └── NoTextError                   nothing a language model could read (a scan)
+├── ModelError                        weights that cannot be had
+│   ├── ModelNotFoundError
+│   ├── ModelDownloadError
+│   ├── UnsafeWeightsError            pickle weights or remote code
+│   └── UnsupportedModelError         a family whose layers we would compute wrongly
+├── SelectorError                     a selector returned something unusable
+├── CacheError                        a stored cache that cannot be used
+├── MemoryLimitError                  the planner predicts more than there is
+├── Cancelled                         the caller asked to stop
+└── ClosedError                       use after close()
 """
 
 from __future__ import annotations

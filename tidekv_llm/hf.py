@@ -213,6 +213,11 @@ class Decoder:
         device: torch.device = self.backbone.embed_tokens.weight.device
         return device
 
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices that layers lie on, in order of first use."""
+        return tuple(dict.fromkeys((self.device, *(self.layer_device(index) for index in range(self.num_layers)))))
+
     def layer_device(self, layer: int) -> torch.device:
         """Where a layer's keys and values are computed."""
         device: torch.device = next(self.layers[layer].parameters()).device
@@ -261,10 +266,19 @@ class Decoder:
         return tables[:, :-1]
 
     def run_layer(
-        self, layer: int, hidden: Tensor, positions: Tensor, position_embeddings: Any, state: LayerState
+        self,
+        layer: int,
+        hidden: Tensor,
+        positions: Tensor,
+        position_embeddings: Any,
+        state: LayerState,
+        mlp_chunk_size: int = 0,
     ) -> Tensor:
-        """One layer over one chunk: hidden [B, C, d_model] at ``positions`` [C] to hidden of the same shape."""
-        with self._own_attention():
+        """One layer over one chunk: hidden [B, C, d_model] at ``positions`` [C] to hidden of the same shape.
+
+        With ``mlp_chunk_size`` the layer's MLP sees at most so many tokens at a time.
+        """
+        with self._own_attention(), _split_mlp(self.layers[layer], mlp_chunk_size, hidden.shape[1]):
             output = self.layers[layer](
                 hidden,
                 attention_mask=None,
@@ -276,6 +290,19 @@ class Decoder:
             )
         result: Tensor = output[0] if isinstance(output, tuple) else output
         return result
+
+    def whole_forward(self, token_ids: Tensor, cache: Any) -> Tensor:
+        """The model's own forward over a whole prompt [B, S], with its own attention, keys and values into ``cache``.
+
+        Returns the last layer's output [B, S, d_model], before the final norm like :meth:`run_layer`'s.
+        """
+        outputs: list[Tensor] = []
+        hook = self.backbone.norm.register_forward_pre_hook(lambda _, inputs: outputs.append(inputs[0]))
+        try:
+            self.backbone(token_ids.to(self.device), use_cache=True, **{_cache_argument(self.backbone): cache})
+        finally:
+            hook.remove()
+        return outputs[-1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits float32 [B, vocab] from the last layer's output [B, d_model]."""
@@ -296,6 +323,40 @@ class Decoder:
             yield
         finally:
             self.config._attn_implementation = before
+
+
+@contextmanager
+def _split_mlp(layer: nn.Module, size: int, length: int) -> Iterator[None]:
+    """Let ``layer.mlp`` see at most ``size`` tokens at a time; 0 or a short chunk changes nothing.
+
+    Raises:
+        UnsupportedModelError: the layer's MLP goes by another name, or returns more than hidden states.
+    """
+    if not 0 < size < length:
+        yield
+        return
+    mlp = getattr(layer, "mlp", None)
+    if mlp is None:
+        raise UnsupportedModelError(f"{type(layer).__name__} has no part called mlp; leave mlp_chunk_size at 0")
+    whole, own = mlp.forward, mlp.__dict__.get("forward")
+
+    def by_pieces(hidden: Tensor) -> Tensor:
+        out = torch.empty_like(hidden)
+        for start in range(0, hidden.shape[1], size):
+            piece = whole(hidden[:, start : start + size])
+            if not isinstance(piece, Tensor):
+                raise UnsupportedModelError(f"{type(mlp).__name__} returns a tuple; leave mlp_chunk_size at 0")
+            out[:, start : start + size] = piece
+        return out
+
+    mlp.forward = by_pieces
+    try:
+        yield
+    finally:
+        if own is None:
+            del mlp.forward
+        else:
+            mlp.forward = own
 
 
 def _backbone(model: PreTrainedModel) -> Any:
@@ -329,7 +390,7 @@ def _layer_types(config: Any, num_layers: int) -> tuple[str, ...]:
     return tuple(types)
 
 
-def _cache_argument(layer: nn.Module) -> str:
+def _cache_argument(layer: Any) -> str:
     """Transformers 5.12 calls it ``past_key_values``, 5.24 ``cache``."""
     parameters = inspect.signature(layer.forward).parameters
     for name in ("cache", "past_key_values"):

@@ -441,6 +441,16 @@ def available_bytes(device: object = "cpu") -> int:
     return free if limit is None else min(free, limit)
 
 
+def reusable_bytes(device: object = "cpu") -> int:
+    """What torch's CUDA allocator has reserved but does not use: free for us, though the driver counts it as taken."""
+    cuda = _cuda_devices(device)
+    if not cuda:
+        return 0
+    import torch
+
+    return sum(torch.cuda.memory_reserved(one) - torch.cuda.memory_allocated(one) for one in cuda)
+
+
 @dataclass(frozen=True)
 class _CgroupFiles:
     """File names of one cgroup version; ``cache`` is the key of reclaimable page cache in memory.stat."""

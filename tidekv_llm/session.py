@@ -93,6 +93,10 @@ class Session:
         """The (question, answer) pairs that later questions see."""
         return list(self._history)
 
+    @history.setter
+    def history(self, turns: Sequence[HistoryTurn]) -> None:
+        self._history = [(str(question), str(answer)) for question, answer in turns]
+
     @property
     def document_tokens(self) -> int:
         """Tokens of the document part of the prompt."""

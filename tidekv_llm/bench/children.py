@@ -1,20 +1,29 @@
-"""Run measurements in fresh processes, in alternating order."""
+"""Run measurements in fresh processes.
+
+A job is the name of a function ``module:function`` of this package and its JSON arguments. The child prints one
+line of JSON.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from tidekv_llm.bench.measure import Measurement
+from tidekv_llm.bench.task import Measurement
+from tidekv_llm.errors import TideKVError
+
+PACKAGE = "tidekv_llm.bench"
+_MARK = "tidekv-result "
 
 
-class ChildFailed(RuntimeError):
+class ChildFailed(TideKVError):
     """A measurement's process ended with an error; the message is its last line."""
 
 
@@ -24,18 +33,29 @@ def run_child(what: Measurement, *, timeout_seconds: float = 3600) -> dict[str, 
     Raises:
         ChildFailed: the process failed or took too long.
     """
-    command = [sys.executable, "-m", "tidekv_llm.bench.children", json.dumps(asdict(what))]
+    return run_job("measure:measure_job", asdict(what), timeout_seconds=timeout_seconds)
+
+
+def run_job(function: str, arguments: Mapping[str, Any], *, timeout_seconds: float = 3600) -> dict[str, Any]:
+    """Call ``function`` (``module:name`` inside this package) in a fresh process.
+
+    Raises:
+        ChildFailed: the process failed or took too long.
+    """
+    command = [sys.executable, "-m", f"{PACKAGE}.children", function, json.dumps(dict(arguments))]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_seconds, env=environment, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise ChildFailed(f"{what.method} took more than {timeout_seconds:.0f} s") from error
-    if done.returncode != 0:
+        raise ChildFailed(f"{function} took more than {timeout_seconds:.0f} s") from error
+    results = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if done.returncode != 0 or not results:
         lines = done.stderr.strip().splitlines()
-        raise ChildFailed(f"{what.method}: {lines[-1] if lines else f'exit code {done.returncode}'}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        reason = "gave no result" if done.returncode == 0 else f"exit code {done.returncode}"
+        raise ChildFailed(f"{function}: {reason}{f' ({lines[-1]})' if lines else ''}")
+    result: dict[str, Any] = json.loads(results[-1].removeprefix(_MARK))
     return result
 
 
@@ -44,7 +64,18 @@ def medians(runs: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, f
     return {name: float(median(run[name] for run in runs)) for name in names}
 
 
-if __name__ == "__main__":
-    from tidekv_llm.bench.measure import measure
+def echo(value: int) -> dict[str, int]:
+    """A job that costs nothing, to test the way there and back."""
+    print("something else on standard output")
+    return {"value": value}
 
-    print(json.dumps(measure(Measurement(**json.loads(sys.argv[1])))))
+
+def main(arguments: Sequence[str]) -> None:
+    """The child's side."""
+    module, name = arguments[0].split(":")
+    function = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
+    print(_MARK + json.dumps(function(**json.loads(arguments[1]))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

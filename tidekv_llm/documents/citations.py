@@ -201,9 +201,7 @@ class _PageIndex:
     """The pages in the prompt and how rare each word is among them."""
 
     def __init__(self, spans: Sequence[PageSpan], documents: Sequence[Document]) -> None:
-        texts = {
-            (at, page.number): page.text for at, document in enumerate(documents) for page in document.pages
-        }
+        texts = {(at, page.number): page.text for at, document in enumerate(documents) for page in document.pages}
         self.documents = documents
         self.pages = [
             _PageText(span, documents[span.document].name, texts.get((span.document, span.page), ""))
@@ -219,8 +217,7 @@ class _PageIndex:
         """Weight per distinct term: rare words weigh more, numbers twice as much again."""
         count = len(self.pages)
         return {
-            term: math.log1p(count / max(1, self.page_counts[term]))
-            * (_NUMBER_WEIGHT if term[0].isdigit() else 1)
+            term: math.log1p(count / max(1, self.page_counts[term])) * (_NUMBER_WEIGHT if term[0].isdigit() else 1)
             for term in _terms(text)
         }
 
@@ -230,9 +227,7 @@ class _PageIndex:
         if name is None or len(self.documents) == 1:
             return matches
         wanted = name.casefold()
-        return [
-            page for page in matches if wanted == marker_name(self.documents, page.span.document).casefold()
-        ]
+        return [page for page in matches if wanted == marker_name(self.documents, page.span.document).casefold()]
 
 
 def _coverage(weights: dict[str, float], terms: frozenset[str]) -> float:
@@ -274,9 +269,7 @@ def _snippet(sentence: str | None, weights: dict[str, float]) -> str | None:
     """At most ``_MAX_QUOTE`` characters around the first matching word; tables have no full stops."""
     if sentence is None or len(sentence) <= _MAX_QUOTE:
         return sentence
-    hits = [
-        match.start() for match in _WORD.finditer(sentence) if any(t in weights for t in _terms(match[0]))
-    ]
+    hits = [match.start() for match in _WORD.finditer(sentence) if any(t in weights for t in _terms(match[0]))]
     start = max(0, min((hits[0] if hits else 0) - 40, len(sentence) - _MAX_QUOTE))
     if start:
         start = sentence.find(" ", start) + 1 or start
@@ -395,11 +388,7 @@ def _top_pages(
     both = {**{term: _QUESTION_WEIGHT * weight for term, weight in asked.items()}, **weights}
     for support, rank, page in supported[:MAX_PAGES_PER_SENTENCE]:
         if rank >= _NEARLY * supported[0][1]:
-            verified = (
-                support >= VERIFIED_THRESHOLD
-                and _numbers_hold(weights, page)
-                and _quotes_hold(sentence, page)
-            )
+            verified = support >= VERIFIED_THRESHOLD and _numbers_hold(weights, page) and _quotes_hold(sentence, page)
             yield page.cite("text", verified, _best_sentence(both, page)[0], support)
 
 

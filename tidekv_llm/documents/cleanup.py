@@ -14,9 +14,7 @@ import re
 import unicodedata
 
 # Latin ligatures, Armenian ligatures, Hebrew and Arabic presentation forms, vertical forms.
-_PRESENTATION_FORMS = re.compile(
-    "[\ufb00-\ufb06\ufb13-\ufb17\ufb1d-\ufdff\ufe10-\ufe1f\ufe30-\ufe4f\ufe70-\ufefc]+"
-)
+_PRESENTATION_FORMS = re.compile("[\ufb00-\ufb06\ufb13-\ufb17\ufb1d-\ufdff\ufe10-\ufe1f\ufe30-\ufe4f\ufe70-\ufefc]+")
 # Invisible characters: zero-width space, marks and bidi controls, word joiner, byte-order mark, and the
 # "tag" block, whose letters are unseen by a reader but read by a model (hidden instructions).
 _INVISIBLE = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]+")
@@ -29,9 +27,7 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 _HYPHENS = "-\u00ad\u2010"
 # [^\W\d_] is "a letter in any script"; the second half must go on in lower case, or it is a name or a range.
 # {1,40}: no word is longer, and a bound keeps the search linear on a page that is one endless word.
-_BROKEN_WORD = re.compile(
-    rf"(?<![^\W\d_])([^\W\d_]{{1,40}})[{_HYPHENS}](?: ?\n ?| )([^\W\d_]{{1,40}})(?![^\W\d_])"
-)
+_BROKEN_WORD = re.compile(rf"(?<![^\W\d_])([^\W\d_]{{1,40}})[{_HYPHENS}](?: ?\n ?| )([^\W\d_]{{1,40}})(?![^\W\d_])")
 _COMPOUND = re.compile(r"(?<![^\W\d_])[^\W\d_]{1,40}-[^\W\d_]{1,40}(?![^\W\d_])")
 _SUSPENDED = frozenset(
     ("and", "or", "to", "nor", "und", "oder", "bis", "et", "ou", "y", "o", "e", "og", "en", "of", "sowie")
@@ -115,9 +111,7 @@ def find_problem(text: str) -> str | None:
     share = unreadable_share(text)
     if share < UNREADABLE_SHARE:
         return None
-    return (
-        f"text may be unreadable ({share:.0%} of its characters make no sense; the font has no Unicode map)"
-    )
+    return f"text may be unreadable ({share:.0%} of its characters make no sense; the font has no Unicode map)"
 
 
 def _unreadable_characters(text: str) -> int:
@@ -128,8 +122,7 @@ def _unreadable_characters(text: str) -> int:
     return sum(
         1
         for char in text
-        if char == "\ufffd"
-        or (char not in "\0\t\n\r\f\v" and unicodedata.category(char) in ("Co", "Cn", "Cc", "Cs"))
+        if char == "\ufffd" or (char not in "\0\t\n\r\f\v" and unicodedata.category(char) in ("Co", "Cn", "Cc", "Cs"))
     )
 
 

@@ -98,9 +98,7 @@ class Document:
         ranges = None if pages is None else parse_pages(pages)
         if _PDF_MAGIC not in _head(file):
             raise DocumentError(f"{file.name} is not a PDF (no %PDF- header); check the file")
-        found = extract_pdf(
-            file, name=file.name, password=password, ranges=ranges, progress=progress, limits=limits
-        )
+        found = extract_pdf(file, name=file.name, password=password, ranges=ranges, progress=progress, limits=limits)
         made = tuple(Page(page.number, page.label, page.text, page.problem) for page in found.pages)
         if not any(page.text.strip() for page in made):
             raise NoTextError(_no_text_message(file.name, made))
@@ -140,9 +138,7 @@ class Document:
             raise ConfigError(f"every page must be a str, not {wrong[0]}; decode it first")
         shown = tuple(labels) if labels is not None else tuple(str(n) for n in range(1, len(pages) + 1))
         _check_labels(shown, len(pages))
-        made = tuple(
-            _text_page(number, *pair) for number, pair in enumerate(zip(shown, pages, strict=True), 1)
-        )
+        made = tuple(_text_page(number, *pair) for number, pair in enumerate(zip(shown, pages, strict=True), 1))
         if not any(page.text.strip() for page in made):
             raise NoTextError(f"{name} holds no text; give a document that has some")
         return cls(name, made, _problem_warnings(made))
@@ -208,9 +204,7 @@ def parse_pages(pages: PageSelection) -> tuple[PageRange, ...]:
 def _parse_range(part: str, whole: str) -> PageRange:
     match = _RANGE.fullmatch(part.strip())
     if match is None:
-        raise ConfigError(
-            f"pages={_short(whole)!r} is not a page selection; write it like '1-3,7', from page 1 on"
-        )
+        raise ConfigError(f"pages={_short(whole)!r} is not a page selection; write it like '1-3,7', from page 1 on")
     first = int(match.group(1))
     last = int(match.group(2)) if match.group(2) else first
     if last < first:
@@ -300,17 +294,11 @@ def _looks_like_pdf(head: bytes) -> bool:
 def _read_text(file: Path) -> str:
     size = file.stat().st_size
     if size > _MAX_TEXT_BYTES:
-        raise DocumentError(
-            f"{file.name} has {size:,} bytes, more than the {_MAX_TEXT_BYTES:,} allowed; split it"
-        )
+        raise DocumentError(f"{file.name} has {size:,} bytes, more than the {_MAX_TEXT_BYTES:,} allowed; split it")
     data = file.read_bytes()
     if b"\0" in data:
-        raise DocumentError(
-            f"{file.name} is neither a PDF nor text (it holds NUL bytes); convert it to PDF or UTF-8"
-        )
+        raise DocumentError(f"{file.name} is neither a PDF nor text (it holds NUL bytes); convert it to PDF or UTF-8")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DocumentError(
-            f"{file.name} is not UTF-8 text (byte {error.start}); convert it to PDF or UTF-8"
-        ) from None
+        raise DocumentError(f"{file.name} is not UTF-8 text (byte {error.start}); convert it to PDF or UTF-8") from None

@@ -112,9 +112,7 @@ def extract_pdf(
         worker.close()
 
 
-def _request(
-    path: Path, password: str | None, ranges: Sequence[PageRange] | None, limits: PdfLimits
-) -> dict[str, Any]:
+def _request(path: Path, password: str | None, ranges: Sequence[PageRange] | None, limits: PdfLimits) -> dict[str, Any]:
     return {
         "path": str(path),
         "password": password,
@@ -285,9 +283,7 @@ def _start_process() -> subprocess.Popen[bytes]:
             close_fds=True,
         )
     except OSError as error:
-        raise DocumentError(
-            f"the PDF worker cannot be started ({error.strerror}); free some memory"
-        ) from None
+        raise DocumentError(f"the PDF worker cannot be started ({error.strerror}); free some memory") from None
 
 
 def _environment() -> dict[str, str]:

@@ -90,9 +90,7 @@ def _limit_process(memory_bytes: int, cpu_seconds: int) -> None:
     ):
         kind = getattr(resource, name, None)
         if kind is not None:
-            with contextlib.suppress(
-                ValueError, OSError
-            ):  # macOS refuses RLIMIT_AS; a lower hard limit stays
+            with contextlib.suppress(ValueError, OSError):  # macOS refuses RLIMIT_AS; a lower hard limit stays
                 resource.setrlimit(kind, (value, value))
 
 
@@ -194,11 +192,7 @@ def _send_pages(
                 if last:
                     fields += _fields_without_page(reader, seen_fields)
             if fields:
-                text = (
-                    f"{text}\n\nForm fields:\n" + "\n".join(fields)
-                    if text
-                    else "Form fields:\n" + "\n".join(fields)
-                )
+                text = f"{text}\n\nForm fields:\n" + "\n".join(fields) if text else "Form fields:\n" + "\n".join(fields)
                 problem = None if problem and "no text layer" in problem else problem
         except _PageTimeout:
             text, problem = "", f"not read within {request['page_seconds']:g} s"
@@ -223,9 +217,7 @@ def _send_pages(
 def _page_text(page: Any, output: BinaryIO, number: int) -> tuple[str, str | None]:
     """Cleaned text and what is wrong with it."""
     raw = page.extract_text()
-    notes = sum(
-        1 for annotation in _annotations(page) if annotation.get("/Subtype") in ("/FreeText", "/Text")
-    )
+    notes = sum(1 for annotation in _annotations(page) if annotation.get("/Subtype") in ("/FreeText", "/Text"))
     if notes:
         _warn(output, "comments ignored", number)
     return _judged(raw, output, number)

@@ -12,7 +12,17 @@ are refused. Nothing local makes a network call.
 from __future__ import annotations
 
 from tidekv_llm.models.embedded import Progress
-from tidekv_llm.models.load import LoadedModel, load
+from tidekv_llm.models.load import LoadedModel, LoadedTokenizer, load, load_tokenizer
 from tidekv_llm.models.sources import ModelInfo, ModelSource, list_models, resolve
 
-__all__ = ["LoadedModel", "ModelInfo", "ModelSource", "Progress", "list_models", "load", "resolve"]
+__all__ = [
+    "LoadedModel",
+    "LoadedTokenizer",
+    "ModelInfo",
+    "ModelSource",
+    "Progress",
+    "list_models",
+    "load",
+    "load_tokenizer",
+    "resolve",
+]

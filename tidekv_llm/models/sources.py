@@ -60,11 +60,7 @@ def list_models() -> list[ModelInfo]:
     folder = embedded.embedded_folder()
     cached = embedded.is_cached(folder)
     size = embedded.tree_bytes(folder) if cached else embedded.WHEEL.wheel_bytes
-    return [
-        ModelInfo(
-            alias=embedded.ALIAS, description=embedded.DESCRIPTION, cached=cached, path=folder, bytes=size
-        )
-    ]
+    return [ModelInfo(alias=embedded.ALIAS, description=embedded.DESCRIPTION, cached=cached, path=folder, bytes=size)]
 
 
 def resolve(
@@ -103,9 +99,7 @@ def _local(name: str, path: Path) -> ModelSource:
         if is_gguf(path):
             return ModelSource(kind="gguf", name=name, path=path)
         if path.suffix in PICKLE_SUFFIXES:
-            raise UnsafeWeightsError(
-                f"{name} is a pickle file, which runs code as it loads; {CONVERT_REMEDY}"
-            )
+            raise UnsafeWeightsError(f"{name} is a pickle file, which runs code as it loads; {CONVERT_REMEDY}")
         raise ModelNotFoundError(f"{name} is not a GGUF file; give one, or the folder of config.json")
     if (path / "config.json").is_file():
         require_safetensors(path)
@@ -142,14 +136,11 @@ def require_safetensors(folder: Path, *, may_be_empty: bool = False) -> None:
     if any(folder.glob("*.safetensors")):
         return
     pickles = sorted(
-        file.name
-        for file in folder.iterdir()
-        if file.suffix in PICKLE_SUFFIXES and file.name not in _NOT_WEIGHTS
+        file.name for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES and file.name not in _NOT_WEIGHTS
     )
     if pickles:
         raise UnsafeWeightsError(
-            f"{folder} has only pickle weights ({', '.join(pickles[:3])}), which run code when loaded; "
-            f"{CONVERT_REMEDY}"
+            f"{folder} has only pickle weights ({', '.join(pickles[:3])}), which run code when loaded; {CONVERT_REMEDY}"
         )
     if not may_be_empty:
         raise ModelNotFoundError(f"{folder} has config.json but no *.safetensors weights")
@@ -198,8 +189,7 @@ def _check_hub_files(name: str, files: Collection[str]) -> None:
 
 def _not_found(name: str, reason: str) -> ModelNotFoundError:
     return ModelNotFoundError(
-        f"no model {name!r}: not an alias ({embedded.ALIAS}), no such local path, "
-        f"and the Hugging Face hub: {reason}"
+        f"no model {name!r}: not an alias ({embedded.ALIAS}), no such local path, and the Hugging Face hub: {reason}"
     )
 
 

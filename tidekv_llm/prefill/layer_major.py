@@ -7,8 +7,6 @@ head, and the buffers serve the next layer.
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.hf import Decoder, KeysValuesOnly
 from tidekv_llm.prefill.active_layer import ActiveLayer
 from tidekv_llm.prefill.chunks import Chunk, last_layer_chunks, plan_chunks
-from tidekv_llm.prefill.hidden_bridge import HiddenBridge
+from tidekv_llm.prefill.hidden_bridge import make_bridge
 from tidekv_llm.prefill.prefix_feed import PrefixFeed, slots_for
 from tidekv_llm.prefill.work import WorkMeter
 from tidekv_llm.schedules.base import Job
@@ -45,7 +43,7 @@ def prefill_layers(
     prompt_length = token_ids.shape[1]
     cuts = (*boundaries, job.reused)
     chunks = tuple(chunk for chunk in plan_chunks(prompt_length, chunk_size, cuts) if chunk.start >= job.reused)
-    bridge = HiddenBridge(token_ids.shape[0], job.reused, prompt_length, decoder)
+    bridge = make_bridge(job.bridge, token_ids.shape[0], job.reused, prompt_length, decoder)
     for chunk in chunks:
         bridge.write(chunk, decoder.embed(token_ids[:, chunk.start : chunk.stop]))
     scratch = Scratch()
@@ -64,7 +62,11 @@ def prefill_layers(
         for number, (chunk, outputs_needed) in enumerate(steps, start=1):
             job.request.check_cancelled()
             active.outputs_needed = outputs_needed
-            _run_chunk(decoder, index, chunk, prompt_length, bridge, active)
+            hidden = bridge.read(chunk, ahead=steps[number][0] if number < len(steps) else None)
+            output = _run_chunk(decoder, index, chunk, prompt_length, hidden, active, job.mlp_chunk_size)
+            if output is not None:
+                bridge.write(chunk, output)
+            del hidden, output
             job.request.report(index + 1, decoder.num_layers, number, len(steps), work.finish(chunk))
         if feed is not None:
             feed.ahead(index + 1)
@@ -81,10 +83,18 @@ def prefill_layers(
 
 
 def _run_chunk(
-    decoder: Decoder, index: int, chunk: Chunk, prompt_length: int, bridge: HiddenBridge, active: ActiveLayer
-) -> None:
-    hidden = bridge.read(chunk)
+    decoder: Decoder,
+    index: int,
+    chunk: Chunk,
+    prompt_length: int,
+    hidden: Tensor,
+    active: ActiveLayer,
+    mlp_chunk_size: int,
+) -> Tensor | None:
+    """The layer's output [B, C, d_model], None where only keys and values were needed."""
     positions = torch.arange(chunk.start, chunk.stop, device=hidden.device)
     tables = decoder.position_embeddings(hidden, positions, prompt_length - 1, index)
-    with suppress(KeysValuesOnly):  # the last layer, before the observation window
-        bridge.write(chunk, decoder.run_layer(index, hidden, positions, tables, active))
+    try:
+        return decoder.run_layer(index, hidden, positions, tables, active, mlp_chunk_size)
+    except KeysValuesOnly:  # the last layer, before the observation window
+        return None

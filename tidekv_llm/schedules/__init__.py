@@ -1,7 +1,8 @@
 """Construction schedules by name: TideKV's and its matched controls, one file each.
 
 A schedule is an object with ``name`` and ``prefill(decoder, token_ids, job)``; it returns the cache and the last
-token's hidden state. All share weights, selector, budgets, attention and decode: only the order differs.
+token's hidden state. All share weights, attention and decode, and those that evict selector and budgets: only the
+order and the storage differ.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ from tidekv_llm.schedules.base import Job, Schedule
 
 _MODULES = {
     "tidekv": "tidekv_llm.schedules.tidekv",
+    "tidekv-no-evict": "tidekv_llm.schedules.tidekv_no_evict",
     "post-prefill": "tidekv_llm.schedules.post_prefill",
+    "one-shot": "tidekv_llm.schedules.one_shot",
+    "chunked": "tidekv_llm.schedules.chunked",
+    "block-snapkv": "tidekv_llm.schedules.block_snapkv",
+    "block-recent": "tidekv_llm.schedules.block_recent",
+    "keydiff-online": "tidekv_llm.schedules.keydiff_online",
+    "kivi": "tidekv_llm.schedules.kivi",
+    "headinfer": "tidekv_llm.schedules.headinfer",
+    "mini-sequence": "tidekv_llm.schedules.mini_sequence",
 }
 
 

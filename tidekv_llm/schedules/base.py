@@ -33,6 +33,8 @@ class Job:
         writer: takes the keys and values of the first positions while they pass by, or None.
         all_outputs: also compute the last layer's hidden states that the next token does not need (to measure
             fidelity).
+        bridge: where the hidden states between layers lie, ``"device"`` or ``"host"``.
+        mlp_chunk_size: tokens per call of a layer's MLP, 0 for no split.
     """
 
     compressor: Compressor
@@ -45,6 +47,8 @@ class Job:
     reused: int = 0
     writer: PrefixWriter | None = None
     all_outputs: bool = False
+    bridge: str = "device"
+    mlp_chunk_size: int = 0
 
 
 class Schedule(Protocol):

@@ -1,0 +1,1 @@
+"""The document-QA web app: ``tidekv app``."""

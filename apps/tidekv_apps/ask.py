@@ -1,0 +1,253 @@
+"""One question, from its checks to its answer: the thread that does the model work."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from tidekv_apps.budget import (
+    documents_to_send,
+    history_of,
+    memory_problem,
+    predictions,
+    ready_documents,
+)
+from tidekv_apps.engines import EnginePool, ModelFacts
+from tidekv_apps.reader import Reader
+from tidekv_apps.security import plain_error
+from tidekv_apps.settings import MAX_QUESTION_CHARACTERS
+from tidekv_apps.state import BusyError, Comparison, Job, JobQueue, Registry, Session, Turn
+from tidekv_llm.documents.pdf import format_numbers
+from tidekv_llm.errors import Cancelled, ClosedError, ConfigError, ContextOverflowError, DocumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tidekv_llm.documents import Document
+    from tidekv_llm.request import Progress
+
+
+class Asker:
+    """Runs questions and comparisons, one at a time for the whole server.
+
+    Args:
+        pool: the models.
+        line: whose turn it is.
+        registry: to keep all stores together below their limit.
+    """
+
+    def __init__(self, pool: EnginePool, line: JobQueue, registry: Registry) -> None:
+        self._pool, self._line, self._registry = pool, line, registry
+
+    def start(self, session: Session, question: str) -> tuple[Job, Turn]:
+        """Check everything that can be checked before any model work, then start.
+
+        Raises:
+            ConfigError: no question, or one that is too long.
+            DocumentError: no document to ask about.
+            ContextOverflowError: the documents do not fit.
+            BusyError: the user's last question is not finished, or the queue is full.
+        """
+        turn = self._prepare(session, question)
+        job = Job()
+        session.begin(job)
+        try:
+            self._line.join(job)
+        except BusyError:
+            job.finished.set()
+            raise
+        session.turns.append(turn)
+        session.notice, session.shown_turn = "", None
+        self._run(job, session, lambda: self._answer(session, job, turn), turn)
+        return job, turn
+
+    def compare(self, session: Session, turn: Turn, schedule: str) -> Job:
+        """Run another schedule on the prompt of an answer, up to the first token."""
+        if turn.answer is None or turn.settings is None:
+            raise ConfigError("there is no answer to compare with yet")
+        turn.settings.change((turn.model,), schedule=schedule)
+        job = Job()
+        session.begin(job)
+        try:
+            self._line.join(job)
+        except BusyError:
+            job.finished.set()
+            raise
+        self._run(job, session, lambda: self._compare(job, turn, schedule), None)
+        return job
+
+    # --- checks -----------------------------------------------------------------------------------------
+
+    def _prepare(self, session: Session, question: str) -> Turn:
+        question = question.strip() if isinstance(question, str) else ""
+        if not question:
+            raise ConfigError("the question is empty; write what you want to know")
+        if len(question) > MAX_QUESTION_CHARACTERS:
+            raise ConfigError(
+                f"a question may have {MAX_QUESTION_CHARACTERS:,} characters; this one has {len(question):,}"
+            )
+        facts = self._facts(session)
+        _check_documents(session)
+        budget = session.counter.count(session, facts, question)
+        if budget is None:
+            raise DocumentError("there is no document to ask about; add one first")
+        documents = documents_to_send(session, budget, question)
+        if not documents or (not budget.fits and not session.settings.retrieval):
+            raise ContextOverflowError(
+                f"{budget.total:,} tokens do not fit the context window of {budget.limit:,}; choose pages, "
+                "or switch on best pages",
+                prompt_tokens=budget.total,
+                limit=budget.limit,
+            )
+        problem = memory_problem(facts, min(budget.total, budget.limit), session.settings)
+        if problem:
+            raise ConfigError(problem)
+        last = session.turns[-1] if session.turns else None
+        turn = Turn(
+            question=question,
+            documents=tuple(documents),
+            entry_keys=tuple(_key_of(session, document) for document in documents),
+            sent=_sent(documents),
+            model=session.settings.model,
+            settings=session.settings,
+        )
+        turn.document_changed = last is not None and not session.settings.retrieval and _hashes(last) != _hashes(turn)
+        return turn
+
+    def _facts(self, session: Session) -> ModelFacts:
+        if not self._pool.ready.wait(600):
+            raise BusyError("the model is still loading; try again in a minute")
+        if self._pool.error is not None:
+            raise self._pool.error
+        facts = self._pool.facts(session.settings.model)
+        # Another model is loaded for its tokenizer and limits when it is first asked.
+        return facts or self._load(session.settings.model)
+
+    def _load(self, model: str) -> ModelFacts:
+        job = Job()
+        self._line.join(job)
+        with self._line.turn(job):
+            self._pool.load(model)
+        facts = self._pool.facts(model)
+        assert facts is not None
+        return facts
+
+    # --- work -------------------------------------------------------------------------------------------
+
+    def _run(self, job: Job, session: Session, work: Callable[[], None], turn: Turn | None) -> None:
+        def body() -> None:
+            try:
+                with self._line.turn(job):
+                    work()
+            except (Cancelled, ClosedError) as error:
+                _end(turn, "stopped", "" if isinstance(error, Cancelled) else "the session was closed")
+            except Exception as error:
+                message = plain_error(error)
+                _end(turn, "failed", message)
+                if turn is None:
+                    session.notice = message
+                session.drop_reader()
+            finally:
+                job.finished.set()
+
+        threading.Thread(target=body, name="tidekv-ask", daemon=True).start()
+
+    def _answer(self, session: Session, job: Job, turn: Turn) -> None:
+        settings = turn.settings
+        assert settings is not None
+        job.show("Preparing", f"{turn.model}, {turn.sent}")
+        reader = self._reader(session, turn)
+        history = history_of(session)
+        answer = reader.ask(
+            turn.question,
+            history,
+            **settings.sampling(),
+            on_text=job.add_text,
+            progress=lambda step: _show_prefill(job, step),
+            cancel=job.cancel,
+        )
+        turn.answer, turn.text, turn.state = answer, answer.text, "done"
+        facts = self._pool.facts(turn.model)
+        if facts is not None:
+            turn.predictions = predictions(facts, answer.prompt_tokens, settings, answer.metrics.chunk_size)
+        if session.closed:
+            session.drop_reader()
+        self._registry.trim_stores(keep=session)
+
+    def _reader(self, session: Session, turn: Turn) -> Reader:
+        """The session's reader if documents and settings are the same, else a new one."""
+        settings = turn.settings
+        assert settings is not None
+        key = (*_hashes(turn), settings.model, settings.context_window, settings.prefill())
+        with session.lock:
+            if session.reader is not None and session.reader.key == key:
+                return session.reader
+        session.drop_reader()
+        reader = Reader(self._pool.engine(settings), turn.documents, key)
+        with session.lock:
+            session.reader = reader
+        return reader
+
+    def _compare(self, job: Job, turn: Turn, schedule: str) -> None:
+        assert turn.settings is not None and turn.answer is not None
+        job.show("Comparing", schedule)
+        settings = turn.settings.change((turn.model,), schedule=schedule)
+        with self._pool.engine(settings) as engine:
+            run = engine.generate(
+                list(turn.answer.prompt.token_ids),
+                max_new_tokens=1,
+                progress=lambda step: _show_prefill(job, step, f"Running {schedule}"),
+                cancel=job.cancel,
+            )
+        metrics = run.metrics
+        turn.comparisons = [done for done in turn.comparisons if done.schedule != schedule]
+        turn.comparisons.append(
+            Comparison(
+                schedule,
+                dict(metrics.components),
+                metrics.construction_peak_bytes,
+                metrics.transient_bytes,
+                metrics.ttft_seconds,
+            )
+        )
+
+
+def _show_prefill(job: Job, step: Progress, stage: str = "Reading the prompt") -> None:
+    detail = f"layer {step.layer} of {step.layers}, chunk {step.chunk} of {step.chunks}"
+    eta = f", about {step.eta_seconds:.0f} s left" if step.fraction > 0.02 else ""
+    job.show(stage, detail + eta, step.fraction)
+
+
+def _end(turn: Turn | None, state: str, error: str) -> None:
+    if turn is not None:
+        turn.state, turn.error = state, error  # type: ignore[assignment]
+
+
+def _check_documents(session: Session) -> None:
+    waiting = [entry.name for entry in session.entries if entry.state in ("reading", "locked")]
+    if waiting:
+        state = "is still being read" if any(e.state == "reading" for e in session.entries) else "needs its password"
+        raise DocumentError(f"{waiting[0]} {state}; wait, unlock it or remove it")
+    if not ready_documents(session):
+        raise DocumentError("there is no document to ask about; add one first")
+
+
+def _key_of(session: Session, document: Document) -> str:
+    """The file that a selection of pages came from: selecting keeps the very page objects."""
+    first = document.pages[0]
+    for entry in session.entries:
+        if entry.document is not None and any(page is first for page in entry.document.pages):
+            return entry.key
+    return ""
+
+
+def _hashes(turn: Turn) -> tuple[str, ...]:
+    return tuple(f"{document.name}\0{document.content_hash}" for document in turn.documents)
+
+
+def _sent(documents: Sequence[Document]) -> str:
+    """What goes into the prompt: ``contract.pdf pages 1-8; annex.pdf pages 2, 5``."""
+    return "; ".join(
+        f"{document.name} pages {format_numbers([page.number for page in document.pages if page.readable])}"
+        for document in documents
+    )

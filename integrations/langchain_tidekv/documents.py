@@ -1,0 +1,234 @@
+"""stuff_documents_chain: whole pages into the prompt, an answer with page citations out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import LLMResult
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, ensure_config, patch_config
+from langchain_core.runnables.utils import AddableDict
+
+from langchain_tidekv.chat import ChatTideKV
+from langchain_tidekv.errors import langchain_errors
+from langchain_tidekv.llm import TideKVLLM
+from langchain_tidekv.prompts import DocumentMessage, DocumentPrompt
+from tidekv_llm.errors import ConfigError
+from tidekv_llm.integration import DocumentRequest, corpus_of
+from tidekv_llm.integration.documents import Overflow
+
+_QUESTION_KEYS = ("question", "input", "query")
+_REPORTED = ("citations", "pages", "warnings", "finish_reason", "token_usage", "tidekv")
+
+
+def stuff_documents_chain(
+    llm: TideKVLLM | ChatTideKV | Runnable[Any, Any],
+    *,
+    instructions: str | None = None,
+    overflow: Overflow = "error",
+    retriever: BaseRetriever | None = None,
+    document_key: str = "context",
+    question_key: str | None = None,
+) -> StuffDocumentsChain:
+    """A chain that answers questions from whole documents.
+
+    Its input is ``{"context": [Document, ...], "question": "..."}``, optionally with ``"history"``: (question,
+    answer) pairs. Its output is a dict: ``answer``, ``citations`` (source, page label, quote, verified),
+    ``pages`` (which went in, which did not, with token counts), ``warnings``, ``token_usage``, ``tidekv``.
+
+    Args:
+        llm: a TideKV model, or one with bound options (``llm.bind(max_tokens=32)``).
+        instructions: what the model should do with the documents.
+        overflow: what happens when the documents exceed the window: ``"error"``, or ``"retrieve"``, which keeps
+            the pages that have most to do with the question, in reading order.
+        retriever: ranks the pages instead of BM25.
+        document_key: where the documents are in the input.
+        question_key: where the question is; default: the first of question, input, query.
+
+    Raises:
+        TideKVInvalidRequestError: another kind of model, or an unknown ``overflow``.
+    """
+    with langchain_errors():
+        bound, options = _unwrap(llm)
+        if overflow not in ("error", "retrieve"):
+            raise ConfigError(f"overflow={overflow!r} is unknown; choose 'error' or 'retrieve'")
+    return StuffDocumentsChain(bound, options, instructions, overflow, retriever, document_key, question_key)
+
+
+def _unwrap(llm: Any) -> tuple[TideKVLLM | ChatTideKV, dict[str, Any]]:
+    options: dict[str, Any] = {}
+    while isinstance(llm, RunnableBinding):
+        options = {**llm.kwargs, **options}
+        llm = llm.bound
+    if not isinstance(llm, TideKVLLM | ChatTideKV):
+        raise ConfigError(f"llm is a {type(llm).__name__}; stuff_documents_chain needs a TideKVLLM or a ChatTideKV")
+    return llm, options
+
+
+class StuffDocumentsChain(Runnable[dict[str, Any], dict[str, Any]]):
+    """See :func:`stuff_documents_chain`."""
+
+    def __init__(
+        self,
+        llm: TideKVLLM | ChatTideKV,
+        options: dict[str, Any],
+        instructions: str | None,
+        overflow: Overflow,
+        retriever: BaseRetriever | None,
+        document_key: str,
+        question_key: str | None,
+    ) -> None:
+        self.llm, self._options, self._instructions = llm, options, instructions
+        self._overflow, self._retriever = overflow, retriever
+        self._document_key, self._question_key = document_key, question_key
+
+    # --- running ----------------------------------------------------------------------------------------
+
+    def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
+        options = {**self._options, **kwargs}
+
+        def answer(value: dict[str, Any], run_manager: Any, config: RunnableConfig) -> dict[str, Any]:
+            child = patch_config(config, callbacks=run_manager.get_child())
+            with langchain_errors():
+                prompt = self._prompt(value, self._ranked(value, child))
+            return _output(self.llm.generate_prompt([prompt], callbacks=child.get("callbacks"), **options))
+
+        return self._call_with_config(answer, input, config, run_type="chain")
+
+    async def ainvoke(
+        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        options = {**self._options, **kwargs}
+
+        async def answer(value: dict[str, Any], run_manager: Any, config: RunnableConfig) -> dict[str, Any]:
+            child = patch_config(config, callbacks=run_manager.get_child())
+            with langchain_errors():
+                prompt = self._prompt(value, await self._aranked(value, child))
+            found = await self.llm.agenerate_prompt([prompt], callbacks=child.get("callbacks"), **options)
+            return _output(found)
+
+        return await self._acall_with_config(answer, input, config, run_type="chain")
+
+    def stream(
+        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yield ``{"answer": delta}``, and at last everything else; the dicts can be added up."""
+        config = ensure_config(config)
+        with langchain_errors():
+            prompt = self._prompt(input, self._ranked(input, config))
+        chat = self._as_chat()
+        for chunk in chat.stream(prompt, config, **{**self._options, **kwargs}):
+            yield from _parts(chunk)
+
+    async def astream(
+        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        """:meth:`stream` for an event loop."""
+        config = ensure_config(config)
+        with langchain_errors():
+            prompt = self._prompt(input, await self._aranked(input, config))
+        chat = self._as_chat()
+        async for chunk in chat.astream(prompt, config, **{**self._options, **kwargs}):
+            for part in _parts(chunk):
+                yield part
+
+    def _as_chat(self) -> ChatTideKV:
+        """The same model as a chat model: its chunks carry the figures, those of an LLM are bare strings."""
+        if isinstance(self.llm, ChatTideKV):
+            return self.llm
+        names = [name for name in type(self.llm).model_fields if name in ChatTideKV.model_fields]
+        chat = ChatTideKV(**{name: getattr(self.llm, name) for name in names})
+        chat._handle = self.llm.engine_handle()
+        return chat
+
+    # --- the prompt -------------------------------------------------------------------------------------
+
+    def _prompt(self, value: dict[str, Any], order: Sequence[Document] | None) -> DocumentPrompt:
+        documents = self._documents(value)
+        corpus = corpus_of((document.page_content, document.metadata) for document in documents)
+        request = DocumentRequest(
+            corpus,
+            self._question(value),
+            history=_history(value.get("history", ())),
+            instructions=self._instructions,
+            overflow=self._overflow,
+            order=None if order is None else _indices(order, documents),
+        )
+        return DocumentPrompt(message=DocumentMessage.of(request))
+
+    def _documents(self, value: dict[str, Any]) -> list[Document]:
+        found = value.get(self._document_key) if isinstance(value, dict) else None
+        documents = [found] if isinstance(found, Document) else list(found or ())
+        if not documents:
+            raise ConfigError(f"{self._document_key!r} holds no document; pass a list with at least one")
+        wrong = [type(document).__name__ for document in documents if not isinstance(document, Document)]
+        if wrong:
+            raise ConfigError(f"{self._document_key!r} holds a {wrong[0]}; pass langchain_core Documents")
+        return documents
+
+    def _question(self, value: dict[str, Any]) -> str:
+        keys = (self._question_key,) if self._question_key else _QUESTION_KEYS
+        found = next((value[key] for key in keys if key in value), None)
+        if found is None:
+            raise ConfigError(f"the input has no {' or '.join(map(repr, keys))}; pass the question there")
+        if isinstance(found, BaseMessage):
+            found = found.text
+        if not isinstance(found, str) or not found.strip():
+            raise ConfigError("the question is empty; ask something about the documents")
+        return found
+
+    def _ranked(self, value: dict[str, Any], config: RunnableConfig) -> list[Document] | None:
+        if self._overflow != "retrieve" or self._retriever is None:
+            return None
+        return self._retriever.invoke(self._question(value), config)
+
+    async def _aranked(self, value: dict[str, Any], config: RunnableConfig) -> list[Document] | None:
+        if self._overflow != "retrieve" or self._retriever is None:
+            return None
+        return await self._retriever.ainvoke(self._question(value), config)
+
+
+def _history(turns: Any) -> tuple[tuple[str, str], ...]:
+    """(question, answer) pairs, or a list of messages that alternate."""
+    items = list(turns)
+    if items and all(isinstance(item, BaseMessage) for item in items):
+        texts = [item.text for item in items]
+        if len(texts) % 2:
+            raise ConfigError("history has a question without an answer; pass human and AI messages in turn")
+        items = list(zip(texts[::2], texts[1::2], strict=True))
+    if any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
+        raise ConfigError("history must be (question, answer) pairs, or human and AI messages in turn")
+    return tuple((str(question), str(answer)) for question, answer in items)
+
+
+def _indices(ranked: Sequence[Document], documents: Sequence[Document]) -> tuple[int, ...]:
+    """Places in ``documents`` of what a retriever returned: by page, or by text."""
+    places: dict[Any, int] = {}
+    for index, document in enumerate(documents):
+        places.setdefault(document.page_content, index)
+        if (page := _page_key(document)) is not None:
+            places.setdefault(page, index)
+    keys = ((_page_key(document), document.page_content) for document in ranked)
+    found = (places.get(page, places.get(text)) for page, text in keys)
+    return tuple(dict.fromkeys(index for index in found if index is not None))
+
+
+def _page_key(document: Document) -> tuple[Any, ...] | None:
+    page = (document.metadata.get("source"), document.metadata.get("page"), document.metadata.get("page_label"))
+    return None if page[1] is None and page[2] is None else page
+
+
+def _output(result: LLMResult) -> dict[str, Any]:
+    generation = result.generations[0][0]
+    info = generation.generation_info or {}
+    return {"answer": generation.text, **{name: info.get(name) for name in _REPORTED}}
+
+
+def _parts(chunk: BaseMessage) -> Iterator[AddableDict]:
+    if chunk.text:
+        yield AddableDict({"answer": chunk.text})
+    if "tidekv" in chunk.response_metadata:
+        yield AddableDict({name: chunk.response_metadata.get(name) for name in _REPORTED})

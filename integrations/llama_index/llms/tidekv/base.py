@@ -1,0 +1,203 @@
+"""TideKVLLM: complete and chat, in all eight ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
+from llama_index.core.llms import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    CustomLLM,
+    LLMMetadata,
+    MessageRole,
+    TextBlock,
+)
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.llm import default_completion_to_prompt
+from pydantic import ConfigDict
+
+from tidekv_llm.errors import ConfigError
+from tidekv_llm.integration import (
+    Reply,
+    TideKVFields,
+    aiterate,
+    arun,
+    conversation,
+    generation_job,
+    iterate,
+    run,
+)
+from tidekv_llm.integration.requests import Job
+
+_ROLES = {
+    MessageRole.SYSTEM: "system",
+    MessageRole.DEVELOPER: "system",
+    MessageRole.ASSISTANT: "assistant",
+    MessageRole.CHATBOT: "assistant",
+    MessageRole.MODEL: "assistant",
+    # What a tool said reaches the model as the user's words, as in LlamaIndex's own ReAct agent.
+}
+
+
+class TideKVLLM(TideKVFields, CustomLLM):
+    """A TideKV model as a LlamaIndex LLM.
+
+        llm = TideKVLLM(model="smollm2-135m", max_tokens=64, kept_tokens=512)
+        print(llm.complete("What is the capital of France?"))
+
+    Loading is lazy, and the weights are shared by every object that names the same model. ``complete`` sends the
+    text as one user message in the model's chat template, unless ``formatted=True`` or ``chat_template=False``.
+    See :class:`tidekv_llm.integration.TideKVFields` for the arguments; errors are those of ``tidekv_llm.errors``.
+    """
+
+    # The framework's base class, which comes later, would allow and drop unknown arguments.
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "TideKVLLM"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """The model's real context window, and whether it takes messages."""
+        handle = self.engine_handle()
+        return LLMMetadata(
+            context_window=handle.context_window(),
+            num_output=self.max_tokens,
+            is_chat_model=self.chat_template and handle.has_chat_template(),
+            model_name=self.model,
+        )
+
+    def to_payload(self) -> dict[str, Any]:
+        """For traces; LlamaIndex asks for it on the event loop, where nothing may be loaded."""
+        return {"class_name": self.class_name(), "model_name": self.model, **self.sampling_fields()}
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids in the model's own vocabulary; works offline, without the weights."""
+        return list(self.engine_handle().tokenizer()(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    # --- completion -------------------------------------------------------------------------------------
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return _completion(run(self.engine_handle(), self._completion_job(prompt, formatted, kwargs), self.timeout))
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        return self._completions(self._completion_job(prompt, formatted, kwargs))
+
+    @llm_completion_callback()
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        job = self._completion_job(prompt, formatted, kwargs)
+        return _completion(await arun(self.engine_handle(), job, self.timeout))
+
+    @llm_completion_callback()
+    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
+        return self._acompletions(self._completion_job(prompt, formatted, kwargs))
+
+    def _completion_job(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> Job:
+        options = self.call_options(kwargs.pop("stop", None), kwargs)
+        if not formatted and self.completion_to_prompt is not default_completion_to_prompt:
+            assert self.completion_to_prompt is not None
+            prompt, formatted = self.completion_to_prompt(prompt), True
+        return generation_job(prompt, options, chat_template=self.chat_template and not formatted)
+
+    def _completions(self, job: Job) -> CompletionResponseGen:
+        text = ""
+        for item in iterate(self.engine_handle(), job, self.timeout):
+            text += item if isinstance(item, str) else ""
+            yield _completion_delta(item, text)
+
+    async def _acompletions(self, job: Job) -> CompletionResponseAsyncGen:
+        text = ""
+        async for item in aiterate(self.engine_handle(), job, self.timeout):
+            text += item if isinstance(item, str) else ""
+            yield _completion_delta(item, text)
+
+    # --- chat -------------------------------------------------------------------------------------------
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return _chat(run(self.engine_handle(), self._chat_job(messages, kwargs), self.timeout))
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        return self._chats(self._chat_job(messages, kwargs))
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return _chat(await arun(self.engine_handle(), self._chat_job(messages, kwargs), self.timeout))
+
+    @llm_chat_callback()
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
+        return self._achats(self._chat_job(messages, kwargs))
+
+    def _chat_job(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Job:
+        options = self.call_options(kwargs.pop("stop", None), kwargs)
+        turns = _conversation(messages)
+        own = self.messages_to_prompt is not generic_messages_to_prompt
+        if not own and self.chat_template and self.engine_handle().has_chat_template():
+            return generation_job(turns, options, chat_template=True)
+        assert self.messages_to_prompt is not None
+        return generation_job(self.messages_to_prompt(messages), options, chat_template=False)
+
+    def _chats(self, job: Job) -> ChatResponseGen:
+        for response in self._completions(job):
+            yield _as_chat(response)
+
+    async def _achats(self, job: Job) -> ChatResponseAsyncGen:
+        async for response in self._acompletions(job):
+            yield _as_chat(response)
+
+
+def _conversation(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
+    for message in messages:
+        other = [block.block_type for block in message.blocks if not isinstance(block, TextBlock)]
+        if other:
+            raise ConfigError(f"a message holds a {other[0]!r} block; these models read text only")
+    return conversation([(_ROLES.get(message.role, "user"), message.content or "") for message in messages])
+
+
+# --- responses: plain numbers and strings, no tensors -----------------------------------------------------
+
+
+def _figures(reply: Reply) -> dict[str, Any]:
+    info = reply.as_info()
+    return {
+        "raw": {"usage": info["token_usage"], **info},
+        "additional_kwargs": {
+            **info["token_usage"],
+            "finish_reason": reply.finish_reason,
+            "tidekv": info["tidekv"],
+        },
+    }
+
+
+def _completion(reply: Reply) -> CompletionResponse:
+    return CompletionResponse(text=reply.text, **_figures(reply))
+
+
+def _completion_delta(item: str | Reply, text: str) -> CompletionResponse:
+    if isinstance(item, str):
+        return CompletionResponse(text=text, delta=item)
+    return CompletionResponse(text=text, delta="", **_figures(item))
+
+
+def _as_chat(response: CompletionResponse) -> ChatResponse:
+    return ChatResponse(
+        message=ChatMessage(role=MessageRole.ASSISTANT, content=response.text),
+        delta=response.delta,
+        raw=response.raw,
+        additional_kwargs=response.additional_kwargs,
+    )
+
+
+def _chat(reply: Reply) -> ChatResponse:
+    return _as_chat(_completion(reply))

@@ -1,0 +1,69 @@
+"""The longest prompt under a memory limit, found by trying (Table 6)."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from tidekv_llm.bench.harness import Harness, Job, Row, add_common_arguments, add_model_arguments, bars, mib, names
+from tidekv_llm.bench.task import HF_ONE_SHOT, Measurement
+from tidekv_llm.schedules import schedule_names
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the benchmark."""
+    add_model_arguments(parser)
+    add_common_arguments(parser, rounds=1)
+    parser.add_argument("--memory-limit", default="256MiB", help="beyond the loaded model (default: %(default)s)")
+    parser.add_argument("--step", type=int, default=1024, help="resolution in tokens (default: %(default)s)")
+    parser.add_argument("--longest", type=int, default=16384, help="where to stop (default: %(default)s)")
+    allowed = (HF_ONE_SHOT, *schedule_names())
+    parser.add_argument("--methods", type=names(allowed), default=["post-prefill", "tidekv"], help="comma-separated")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and report: each method's longest length by bisection, each try in a process of its own."""
+    from tidekv_llm.planner import parse_bytes
+
+    harness = Harness("capacity", options)
+    limit = parse_bytes(options.memory_limit)
+    rows = [_row(options, harness, method, limit) for method in options.methods]
+    title = f"{options.model}, {options.memory_limit} beyond the loaded model"
+    return harness.finish(rows, title=title, plot=lambda figure: _plot(figure, rows))
+
+
+def _row(options: argparse.Namespace, harness: Harness, method: str, limit: int) -> Row:
+    low, high = 0, max(1, options.longest // options.step)
+    while low < high:
+        middle = (low + high + 1) // 2
+        done = harness.try_run(_job(options, method, middle * options.step, limit))
+        low, high = (middle, high) if done is not None and done["completed"] else (low, middle - 1)
+    row: Row = {
+        "method": method,
+        "longest_prompt_tokens": low * options.step,
+        "reached_the_end": low == max(1, options.longest // options.step),
+    }
+    if low:
+        best = harness.try_run(_job(options, method, low * options.step, limit))
+        row["transient_mib"] = mib(best["transient_bytes"]) if best else None
+    return row
+
+
+def _job(options: argparse.Namespace, method: str, length: int, limit: int) -> Job:
+    what = Measurement(
+        method=method,
+        model=options.model,
+        prompt_tokens=length,
+        kept_tokens=options.kept_tokens,
+        chunk_size=options.chunk_size,
+        new_tokens=2,
+        layers=options.layers,
+        memory_limit=limit,
+    )
+    return Job(f"{method} at {length}", "measure:measure_job", asdict(what))
+
+
+def _plot(figure: Any, rows: list[Row]) -> None:
+    labels = [row["method"] for row in rows]
+    bars(figure.subplots(), labels, [row["longest_prompt_tokens"] for row in rows], "Longest prompt", "tokens")
