@@ -348,7 +348,9 @@ def once():
 print(min(once() for _ in range(50)))
 """
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
+    )
     assert float(done.stdout) < 1e-3
 
 
