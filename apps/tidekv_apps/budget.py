@@ -137,8 +137,7 @@ def predict(facts: ModelFacts, tokens: int, settings: AskSettings, schedule: str
     config = settings.prefill()
     chunk = chunk or planner.choose_chunk_size(facts.shape, tokens, config, facts.device)
     config = config.replace(chunk_size=chunk, schedule="tidekv")
-    known = getattr(planner, "SCHEDULES", {})
-    if schedule not in known:
+    if schedule not in planner.SCHEDULES:
         return {}
     plan = planner.Plan(facts.shape, tokens, config, device=facts.device, reserve=settings.max_new_tokens)
     return dict(planner.predict(schedule, plan).at_peak)

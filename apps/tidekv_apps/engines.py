@@ -11,7 +11,7 @@ from tidekv_apps.settings import AppOptions, AskSettings
 
 if TYPE_CHECKING:
     from tidekv_llm.engine import TideKV
-    from tidekv_llm.planner import ModelShape
+    from tidekv_llm.shapes import ModelShape
 
 LoadProgress = Callable[[str, float], None]
 
