@@ -113,9 +113,7 @@ def assert_matches_dense(
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
     if lse_rows:
         assert lse.dtype == torch.float32
-        torch.testing.assert_close(
-            lse.double(), expected_lse[:, :, -lse_rows:], rtol=tolerance, atol=tolerance
-        )
+        torch.testing.assert_close(lse.double(), expected_lse[:, :, -lse_rows:], rtol=tolerance, atol=tolerance)
     else:
         assert lse is None
 
@@ -131,9 +129,7 @@ BACKENDS = {
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("name", BACKENDS)
-def test_output_and_lse_match_dense_attention(
-    name: str, lengths: tuple[int, int], heads: tuple[int, int]
-) -> None:
+def test_output_and_lse_match_dense_attention(name: str, lengths: tuple[int, int], heads: tuple[int, int]) -> None:
     length, count = lengths
     params = AttentionParams(scaling=0.3)
     for lse_rows in {0, min(3, count), count}:
@@ -226,9 +222,7 @@ def test_dispatch_gives_the_forced_backend_exactly(name: str) -> None:
     assert_matches_dense(attend, given, params, 5, 1e-5)
 
 
-@pytest.mark.parametrize(
-    "params", [AttentionParams(scaling=1.0, window=3), AttentionParams(scaling=1.0, softcap=2.0)]
-)
+@pytest.mark.parametrize("params", [AttentionParams(scaling=1.0, window=3), AttentionParams(scaling=1.0, softcap=2.0)])
 def test_a_forced_backend_that_would_be_wrong_is_refused(params: AttentionParams) -> None:
     for name in ("merge", "sdpa"):
         with pytest.raises(ConfigError, match=f"attention='{name}' cannot run .* use attention='auto'"):

@@ -150,6 +150,10 @@ def _ask(options: argparse.Namespace) -> int:
         raise ConfigError("the question is empty; write what you want to know")
     if options.independent and options.session is None:
         raise ConfigError("--independent needs --session; without one every question is independent")
+    if options.session is not None:
+        from tidekv_llm.store.named import session_folder
+
+        session_folder(options.session)  # a bad name is told before anything is read
     config = PrefillConfig(
         kept_tokens=options.kept_tokens,
         chunk_size=options.chunk_size,

@@ -745,7 +745,6 @@ class TideKV:
             _memory_errors(f"a prompt of {length:,} tokens at chunk_size={chunk_size}"),
             MemoryMeter(decoder.device, weights=weights.nbytes) as meter,
         ):
-            request.started = time.perf_counter()
             # Asked under the lock: what an earlier request holds is not free.
             require_memory(self.shape, length, config.replace(chunk_size=chunk_size), decoder.devices, reserve)
             full_layers = [index for index in range(decoder.num_layers) if decoder.sliding_window(index) is None]

@@ -10,9 +10,7 @@ from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.documents import PageSpan
 
 
-def kept_per_page(
-    cache: CompressedCache, spans: Sequence[PageSpan], kv_heads: int
-) -> tuple[tuple[int, ...], ...]:
+def kept_per_page(cache: CompressedCache, spans: Sequence[PageSpan], kv_heads: int) -> tuple[tuple[int, ...], ...]:
     """Kept positions in each page's token range, summed over KV heads: one row per layer, one number per span.
 
     Example: a layer of two heads that kept positions {0, 5} and {5, 6}, spans [0, 4) and [4, 8) give (1, 3).

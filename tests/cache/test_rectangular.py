@@ -200,12 +200,7 @@ def test_several_tokens_at_once_are_as_one_by_one_in_our_loop(family: str, confi
 @pytest.mark.parametrize(
     ("family", "attention"),
     # transformers has no exact sdpa for softcap and attention sinks
-    [
-        (family, kind)
-        for family in FAMILIES
-        for kind in ("eager", "sdpa")
-        if family not in EAGER or kind == "eager"
-    ],
+    [(family, kind) for family in FAMILIES for kind in ("eager", "sdpa") if family not in EAGER or kind == "eager"],
 )
 def test_several_tokens_at_once_are_as_one_by_one_in_the_models_forward(
     family: str, config: PrefillConfig, attention: str

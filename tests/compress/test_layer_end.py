@@ -83,9 +83,7 @@ def test_scored_positions_come_with_their_scores() -> None:
 
 def test_ties_go_to_the_later_position() -> None:
     for block_size in (1, 7, 1000):
-        kept = select_positions(
-            random_layer(50), Given(constant), 25, window_size=16, sinks=4, block_size=block_size
-        )
+        kept = select_positions(random_layer(50), Given(constant), 25, window_size=16, sinks=4, block_size=block_size)
         assert kept.indices[0, 0].tolist() == [*range(4), *range(29, 50)]
 
 
@@ -189,9 +187,7 @@ def test_no_prompt_leaves_a_trace_in_the_next() -> None:
     other, layer = random_layer(90, seed=5), random_layer(60)
     alone = select_positions(layer, selector, 24, window_size=16, sinks=4, block_size=8).indices
     select_positions(other, selector, 30, window_size=16, sinks=4, block_size=8)
-    assert torch.equal(
-        select_positions(layer, selector, 24, window_size=16, sinks=4, block_size=8).indices, alone
-    )
+    assert torch.equal(select_positions(layer, selector, 24, window_size=16, sinks=4, block_size=8).indices, alone)
     assert Compressor(config, 3, 60).evidence is None
 
 

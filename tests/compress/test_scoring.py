@@ -39,9 +39,7 @@ def test_blockwise_lse_matches_dense(block_size: int, heads: tuple[int, int], so
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 64, 1000])
-@pytest.mark.parametrize(
-    ("kernel_size", "pooling"), [(5, "max"), (21, "max"), (5, "avg"), (5, "none"), (1, "max")]
-)
+@pytest.mark.parametrize(("kernel_size", "pooling"), [(5, "max"), (21, "max"), (5, "avg"), (5, "none"), (1, "max")])
 def test_blockwise_scores_match_dense(block_size: int, kernel_size: int, pooling: str) -> None:
     layer = random_layer(83, batch=2)
     selector = SnapKV(kernel_size=kernel_size, pooling=pooling)
@@ -74,9 +72,7 @@ def test_live_bytes_while_scoring_do_not_grow_with_the_prompt() -> None:
 def test_each_key_has_one_score_in_whatever_order_blocks_are_asked() -> None:
     scorer, fresh = SnapKV().scorer(random_layer(83), 20), SnapKV().scorer
     for start, stop in [(40, 60), (4, 24), (24, 44), (30, 34), (44, 67), (0, 67), (0, 1)]:
-        torch.testing.assert_close(
-            scorer(start, stop), fresh(random_layer(83), 20)(start, stop), rtol=1e-5, atol=0
-        )
+        torch.testing.assert_close(scorer(start, stop), fresh(random_layer(83), 20)(start, stop), rtol=1e-5, atol=0)
 
 
 # --- the streaming top-k --------------------------------------------------------------------------------
@@ -103,9 +99,7 @@ def test_packed_keys_sort_by_score_then_position(scores: list[float]) -> None:
     st.integers(1, 70),
     st.integers(1, 70),
 )
-def test_streaming_top_k_equals_sorting_at_any_block_size(
-    scores: list[float], k: int, block_size: int
-) -> None:
+def test_streaming_top_k_equals_sorting_at_any_block_size(scores: list[float], k: int, block_size: int) -> None:
     best = StreamingTopK(k)
     tensor = torch.tensor([scores, scores[::-1]], dtype=torch.float32)
     for start, stop in blocks(len(scores), block_size):

@@ -110,9 +110,7 @@ def test_no_step_is_computed_for_a_token_nobody_asked_for() -> None:
         steps.append(int(ids))
         return torch.zeros(1, 5)
 
-    tokens = decode_tokens(
-        step, torch.tensor([0.0, 1.0]), lambda logits: int(logits.argmax()), max_new_tokens=3
-    )
+    tokens = decode_tokens(step, torch.tensor([0.0, 1.0]), lambda logits: int(logits.argmax()), max_new_tokens=3)
     assert list(tokens) == [1, 0, 0]
     assert steps == [1, 0]
 

@@ -18,13 +18,9 @@ def assemble(objects: Objects, trailer: bytes = b"") -> bytes:
         offsets[number] = len(out)
         out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
     start, size = len(out), max(objects) + 1
-    rows = [
-        b"%010d 00000 n \n" % offsets[n] if n in offsets else b"0000000000 65535 f \n" for n in range(size)
-    ]
+    rows = [b"%010d 00000 n \n" % offsets[n] if n in offsets else b"0000000000 65535 f \n" for n in range(size)]
     table = b"xref\n0 %d\n%s" % (size, b"".join(rows))
-    return (
-        out + table + b"trailer\n<</Size %d/Root 1 0 R%s>>\nstartxref\n%d\n%%%%EOF\n" % (size, trailer, start)
-    )
+    return out + table + b"trailer\n<</Size %d/Root 1 0 R%s>>\nstartxref\n%d\n%%%%EOF\n" % (size, trailer, start)
 
 
 def stream(data: bytes, *, compress: bool = False, extra: bytes = b"") -> bytes:
@@ -45,9 +41,9 @@ def show(lines: Sequence[str]) -> bytes:
 
 
 def page_object(contents: int, extra: bytes = b"") -> bytes:
-    return (
-        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Resources<</Font<</F1 3 0 R>>>>/Contents %d 0 R%s>>"
-        % (contents, extra)
+    return b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Resources<</Font<</F1 3 0 R>>>>/Contents %d 0 R%s>>" % (
+        contents,
+        extra,
     )
 
 

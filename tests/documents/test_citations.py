@@ -58,9 +58,7 @@ def test_unrelated_answers_cite_nothing(answer):
 
 
 def test_the_question_places_a_bare_answer():
-    assert places("12.", question="What is the emergency channel of the harbour office?") == [
-        ("i", "text", True)
-    ]
+    assert places("12.", question="What is the emergency channel of the harbour office?") == [("i", "text", True)]
     assert places("12.", question="How many people climb mountains?") == []
 
 
@@ -84,9 +82,7 @@ def test_quotations_are_checked_to_the_letter():
     assert places('It says "the moon is made of cheese" [p. 2]') == [("2", "model", False)]
 
 
-@pytest.mark.parametrize(
-    "make", [list, np.asarray, lambda values: torch.tensor(values, dtype=torch.bfloat16)]
-)
+@pytest.mark.parametrize("make", [list, np.asarray, lambda values: torch.tensor(values, dtype=torch.bfloat16)])
 def test_attention_finds_pages_clearly_above_the_median(make):
     scores = [9.0] * 5 + [1.0] * 10 + [1.0] * 10 + [4.0] * 10 + [1.1] * 10 + [50.0]
     assert places("Unrelated words", make(scores)) == [("2", "attention", False)]
@@ -111,9 +107,7 @@ def test_files_are_told_apart():
     other = Document.from_pages(["Nothing here.", "Tobias Renn keeps bees."], "other.pdf")
     spans = [*SPANS, PageSpan(1, 1, "1", 45, 55), PageSpan(1, 2, "2", 55, 65)]
     found = cite_pages("Tobias Renn keeps bees [other.pdf p. 2].", spans, [BOOK, other])
-    assert [(c.document, c.document_name, c.label, c.origin) for c in found] == [
-        (1, "other.pdf", "2", "model")
-    ]
+    assert [(c.document, c.document_name, c.label, c.origin) for c in found] == [(1, "other.pdf", "2", "model")]
 
 
 def test_one_page_alone_can_be_cited():

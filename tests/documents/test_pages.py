@@ -90,9 +90,7 @@ def test_selected_pages_keep_their_numbers(save, selection, numbers):
     assert [page.number for page in Document.from_pdf(path, pages=selection).pages] == numbers
 
 
-@pytest.mark.parametrize(
-    "selection", ["0", "5", "2-9", "3-1", "a", "", "1,,2", "-1", [0], [9], [], [True], ["1"]]
-)
+@pytest.mark.parametrize("selection", ["0", "5", "2-9", "3-1", "a", "", "1,,2", "-1", [0], [9], [], [True], ["1"]])
 def test_bad_selections_are_config_errors_with_a_remedy(save, selection):
     path = save(write.text_pdf(*[[f"page {n}"] for n in range(1, 5)]))
     with pytest.raises(ConfigError) as caught:
@@ -140,9 +138,7 @@ def test_form_values_are_text_and_hidden_ones_are_not(save):
 
 
 def test_xfa_forms_are_said_to_be_placeholders(save):
-    data = write.document(
-        [write.stream(write.show(["Please wait"]))], catalog=b"/AcroForm<</XFA(x)/Fields[]>>"
-    )
+    data = write.document([write.stream(write.show(["Please wait"]))], catalog=b"/AcroForm<</XFA(x)/Fields[]>>")
     assert any("XFA" in warning for warning in Document.from_pdf(save(data)).warnings)
 
 
@@ -307,9 +303,7 @@ def test_content_decides_what_a_file_is(save):
     assert Document.from_file(save(write.text_pdf(["in a PDF"]), "notes.txt")).text == "in a PDF"
     assert Document.from_file(save(b"# plain", "fake.pdf")).text == "# plain"
     assert Document.from_file(save("\ufeffgrün".encode(), "bom.md")).text == "grün"
-    assert Document.from_file(save(b"A header is %PDF-1.7, as you know.", "about.txt")).text.startswith(
-        "A header"
-    )
+    assert Document.from_file(save(b"A header is %PDF-1.7, as you know.", "about.txt")).text.startswith("A header")
     for data in (b"\x89PNG\r\n\0\0", b"caf\xe9 in Latin-1"):
         with pytest.raises(DocumentError) as caught:
             Document.from_file(save(data, "binary.txt"))

@@ -41,9 +41,7 @@ def make_tokenizer(template: str | None = CHATML, *, adds_bos: bool = False, too
     return tokenizer
 
 
-@pytest.fixture(
-    params=[CHATML, NO_SYSTEM, COUNTS_TURNS, None], ids=["chatml", "no-system", "counts", "plain"]
-)
+@pytest.fixture(params=[CHATML, NO_SYSTEM, COUNTS_TURNS, None], ids=["chatml", "no-system", "counts", "plain"])
 def tokenizer(request):
     return make_tokenizer(request.param, adds_bos=request.param in (None, NO_SYSTEM))
 
@@ -72,9 +70,7 @@ def test_spans_are_exact_and_adjoin(tokenizer):
 def test_order_of_the_parts(tokenizer):
     prompt = build_prompt(BOOK, "LAST", tokenizer, history=[("ASKED", "ANSWERED")], instructions="INSTRUCTED")
     text = tokenizer.decode(prompt.token_ids)
-    places = [
-        text.index(word) for word in ("INSTRUCTED", "First page", "Third page", "ASKED", "ANSWERED", "LAST")
-    ]
+    places = [text.index(word) for word in ("INSTRUCTED", "First page", "Third page", "ASKED", "ANSWERED", "LAST")]
     assert places == sorted(places)
     assert all(text.count(word) == 1 for word in ("INSTRUCTED", "ASKED", "ANSWERED", "LAST"))
 
@@ -82,9 +78,7 @@ def test_order_of_the_parts(tokenizer):
 def test_special_tokens_in_untrusted_text_are_plain_text(tokenizer):
     calm = build_prompt(Document.from_text("x"), "y", tokenizer, history=[("h", "a")], instructions="i")
     evil = "".join(SPECIAL)
-    loud = build_prompt(
-        Document.from_text(evil, evil), evil, tokenizer, history=[(evil, evil)], instructions=evil
-    )
+    loud = build_prompt(Document.from_text(evil, evil), evil, tokenizer, history=[(evil, evil)], instructions=evil)
     special = set(tokenizer.convert_tokens_to_ids(SPECIAL))
     assert [i for i in loud.token_ids if i in special] == [i for i in calm.token_ids if i in special]
     assert tokenizer.decode(loud.token_ids).count(evil) >= 5

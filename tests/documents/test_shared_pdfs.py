@@ -14,9 +14,7 @@ from tidekv_llm.errors import DocumentError, EncryptedDocumentError, NoTextError
 FOLDER = Path(__file__).resolve().parents[2].parent / "shared" / "pdfs"
 GIVE = FOLDER / "give"
 
-pytestmark = pytest.mark.skipif(
-    not (FOLDER / "MANIFEST.tsv").exists(), reason="no shared PDF collection here"
-)
+pytestmark = pytest.mark.skipif(not (FOLDER / "MANIFEST.tsv").exists(), reason="no shared PDF collection here")
 
 
 def read(number: int, **options) -> Document:
@@ -62,9 +60,7 @@ def test_the_fax_is_a_scan():
 
 def test_mojibake_is_left_out_or_read_by_the_other_engine():
     document = read(10)
-    assert "あいうえお" in document.text or any(
-        "may be unreadable" in warning for warning in document.warnings
-    )
+    assert "あいうえお" in document.text or any("may be unreadable" in warning for warning in document.warnings)
     assert "\u034b" not in document.text
 
 

@@ -331,15 +331,27 @@ def test_the_report_is_json():
 
 
 def test_a_meter_costs_less_than_a_millisecond():
-    def once() -> float:
-        start = time.perf_counter()
-        with MemoryMeter(weights=1) as meter:
-            meter.set_component("bridge", 1)
-        meter.report()
-        return time.perf_counter() - start
+    # In a process of its own: trimming the heap that the tests before left behind is no cost of the meter.
+    code = """
+import time
+import torch
+from tidekv_llm.memory import MemoryMeter
 
-    # The best of many: the machine may be busy, the code is not.
-    assert min(once() for _ in range(50)) < 1e-3
+def once():
+    start = time.perf_counter()
+    with MemoryMeter(weights=1) as meter:
+        meter.set_component("bridge", 1)
+    meter.report()
+    return time.perf_counter() - start
+
+# The best of many: the machine may be busy, the code is not.
+print(min(once() for _ in range(50)))
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert float(done.stdout) < 1e-3
 
 
 # --- CUDA, through a stand-in ---

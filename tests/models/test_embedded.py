@@ -112,9 +112,7 @@ def test_too_little_space_is_said_before_the_download(
     assert index.calls == []
 
 
-def test_cache_that_cannot_be_written(
-    index: FakeIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_that_cannot_be_written(index: FakeIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TIDEKV_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelDownloadError, match="set TIDEKV_CACHE to a folder you can write to"):
@@ -140,9 +138,7 @@ def test_damaged_cache_is_rebuilt(index: FakeIndex, damage: str) -> None:
     assert len(index.calls) == 2
 
 
-def test_large_file_is_hashed_only_when_its_time_moved(
-    index: FakeIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_file_is_hashed_only_when_its_time_moved(index: FakeIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = embedded.ensure_embedded()
     monkeypatch.setattr(embedded, "_HASH_ALWAYS_BYTES", 1000)
     hashed: list[str] = []
@@ -230,8 +226,7 @@ def test_real_model_two_processes_and_equal_to_transformers_own_reader(
     code = "from tidekv_llm.models.embedded import ensure_embedded as f; print(f())"
     command = [sys.executable, "-c", code]
     processes = [
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-        for _ in "ab"
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) for _ in "ab"
     ]
     outputs = {process.communicate(timeout=280)[0].strip() for process in processes}
     assert outputs == {str(embedded.embedded_folder())}

@@ -151,9 +151,7 @@ def test_missing_tensors_are_not_filled_with_noise(tiny: Path) -> None:
     weights = load_file(tiny / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, tiny / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        ModelError, match=r"lacks 1 weight tensors \(model\.layers\.1\.mlp\.up_proj\.weight\)"
-    ):
+    with pytest.raises(ModelError, match=r"lacks 1 weight tensors \(model\.layers\.1\.mlp\.up_proj\.weight\)"):
         load(tiny, device="cpu")
 
 
@@ -210,9 +208,7 @@ def test_unknown_transformers_option_is_an_error(tiny: Path) -> None:
 # -- names --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["no-such-model", "nobody/no-such-model", "./no/such/folder", "spaces in it", ""]
-)
+@pytest.mark.parametrize("name", ["no-such-model", "nobody/no-such-model", "./no/such/folder", "spaces in it", ""])
 def test_unknown_name_says_what_was_tried(name: str) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         load(name)
@@ -357,9 +353,7 @@ def test_embedded_model_answers(embedded_model_path: Path) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     text = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
     assert text.startswith("<|im_start|>system\n")
-    assert text.endswith(
-        "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert text.endswith("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n")
     inputs = tokenizer(text, return_tensors="pt")
     answer = loaded.model.generate(**inputs, max_new_tokens=12, do_sample=False)[0]
     assert "Paris" in tokenizer.decode(answer[inputs.input_ids.shape[1] :])

@@ -14,9 +14,7 @@ from tests.tools.live_bytes import LiveBytes
 from tidekv_llm import PrefillConfig, Prefilled, TideKV
 
 S = 75
-SMALL = PrefillConfig(
-    chunk_size=16, kept_tokens=20, window_size=6, sinks=2, kernel_size=5, score_block_size=16
-)
+SMALL = PrefillConfig(chunk_size=16, kept_tokens=20, window_size=6, sinks=2, kernel_size=5, score_block_size=16)
 
 
 @functools.cache
@@ -33,12 +31,8 @@ def assert_same(found: Prefilled, expected: Prefilled) -> None:
     assert kept_sets(found) == kept_sets(expected)
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
     for layer in range(3):
-        torch.testing.assert_close(
-            found.cache.keys(layer, 1), expected.cache.keys(layer, 1), rtol=1e-4, atol=1e-4
-        )
-        torch.testing.assert_close(
-            found.cache.values(layer, 1), expected.cache.values(layer, 1), rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(found.cache.keys(layer, 1), expected.cache.keys(layer, 1), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found.cache.values(layer, 1), expected.cache.values(layer, 1), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
@@ -66,17 +60,13 @@ def test_a_cut_at_the_documents_end_changes_nothing(document_end: int) -> None:
 @pytest.mark.parametrize("attention", ["tiled", "merge"])
 def test_kept_sets_do_not_depend_on_the_attention_backend(attention: str) -> None:
     engine = engine_of("llama")
-    assert_same(
-        engine.with_prefill(attention=attention).prefill(random_prompt(S)), engine.prefill(random_prompt(S))
-    )
+    assert_same(engine.with_prefill(attention=attention).prefill(random_prompt(S)), engine.prefill(random_prompt(S)))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_the_post_prefill_control_gives_the_same_cache(family: str) -> None:
     engine = engine_of(family)
-    assert_same(
-        engine.with_schedule("post-prefill").prefill(random_prompt(S)), engine.prefill(random_prompt(S))
-    )
+    assert_same(engine.with_schedule("post-prefill").prefill(random_prompt(S)), engine.prefill(random_prompt(S)))
 
 
 def test_all_outputs_give_the_same_cache() -> None:
@@ -199,12 +189,7 @@ def test_nothing_stays_alive_but_the_result() -> None:
     with LiveBytes() as live:
         prefilled = engine.prefill(random_prompt(400))
         assert prefilled.evidence is not None
-        kept = (
-            stored_bytes(prefilled)
-            + prefilled.logits.nbytes
-            + prefilled.evidence.nbytes
-            + prefilled.hidden.nbytes
-        )
+        kept = stored_bytes(prefilled) + prefilled.logits.nbytes + prefilled.evidence.nbytes + prefilled.hidden.nbytes
         assert live.live_bytes <= kept
         del prefilled
         assert live.live_bytes == 0

@@ -47,9 +47,7 @@ def dense_attention(
     for row in range(batch):
         for head in range(heads):
             shared = head // group
-            logits = causal_logits(
-                query[row, head], key[row, shared], scaling, window=window, softcap=softcap
-            )
+            logits = causal_logits(query[row, head], key[row, shared], scaling, window=window, softcap=softcap)
             weights = logits.exp()
             total = weights.sum(dim=-1)
             lse[row, head] = total.log()

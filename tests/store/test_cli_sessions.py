@@ -73,8 +73,12 @@ def test_bad_use_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert output(capsys, "sessions")["error"]["exit_code"] == 2
 
 
-def test_the_table_tells_what_was_reused(capsys: pytest.CaptureFixture[str], embedded_model_path: Path) -> None:
-    arguments = ["ask", str(LIGHTHOUSE), "Who?", "--model", str(embedded_model_path), "--max-new-tokens", "2"]
+def test_the_table_tells_what_was_reused(
+    capsys: pytest.CaptureFixture[str], embedded_model_path: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "note.txt"
+    file.write_text("The lamp is lit at dusk. " * 20)
+    arguments = ["ask", str(file), "Who?", "--model", str(embedded_model_path), "--max-new-tokens", "2"]
     for expected in (False, True):
         assert main([*arguments, "--session", "t", "--independent"]) == 0
         assert ("reused" in capsys.readouterr().out) is expected

@@ -329,9 +329,7 @@ class _Builder:
 def _template_ids(tokenizer: Any, text: str) -> list[int]:
     if not text:
         return []
-    return list(
-        tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False)["input_ids"]
-    )
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _plain_ids(tokenizer: Any, text: str) -> list[int]:
@@ -350,9 +348,7 @@ def _plain_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def _encode_plain(tokenizer: Any, text: str) -> list[int]:
-    return list(
-        tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-    )
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"])
 
 
 def _control_tokens(tokenizer: Any) -> dict[int, str]:
