@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
     try:
+        _check_text(arguments)
         options = _parser().parse_args(arguments)
         code: int = options.run(options)
         return code
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TideKVError as error:
         code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_RUNTIME
         return _fail(str(error), type(error).__name__, code, as_json)
+    except OSError as error:  # a full disk under standard output, say
+        return _fail(f"cannot write or read: {error.strerror or error}", "OSError", EXIT_RUNTIME, as_json=False)
 
 
 def _fail(message: str, kind: str, code: int, as_json: bool) -> int:
@@ -57,6 +60,16 @@ def _fail(message: str, kind: str, code: int, as_json: bool) -> int:
     else:
         print(f"tidekv: {message}", file=sys.stderr)
     return code
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Refuse bytes that are no text: no tokenizer takes them, and JSON cannot hold them."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = argument.encode(errors="replace").decode()
+            raise ConfigError(f"{shown!r} is not UTF-8 text; write it in UTF-8") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,7 +152,12 @@ def _add_sessions(commands: Any) -> None:
 
 
 def _chunk_size(text: str) -> int | str:
-    return text if text == "auto" else int(text)
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1, or auto") from None
 
 
 def _ask(options: argparse.Namespace) -> int:

@@ -107,7 +107,7 @@ class AskConsole:
             self._out.print(_citation_line(citation, several))
         for warning in answer.warnings:
             self._out.print(f"[yellow]note:[/yellow] {escape(warning)}")
-        self._out.print(metrics_table(answer.metrics, model))
+        _print_table(metrics_table(answer.metrics, model))
         for note in answer.metrics.notes:
             self._out.print(f"[dim]{escape(note)}[/dim]")
 
@@ -131,9 +131,9 @@ def metrics_table(metrics: Metrics, model: str) -> Table:
     """The figures of one answer: two columns, with units."""
     components = metrics.components
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    table.add_column(style="dim")
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True)
     share = metrics.kept_tokens / max(metrics.prompt_tokens, 1)
     rows = [("prompt", f"{metrics.prompt_tokens:,} tokens", f"{model}, chunks of {metrics.chunk_size:,}")]
     if metrics.reused_prefix_tokens:
@@ -141,20 +141,23 @@ def metrics_table(metrics: Metrics, model: str) -> Table:
         rows.append(("reused", f"{metrics.reused_prefix_tokens:,} tokens", f"{reused:.1%} of the prompt, read before"))
     rows += [
         ("time to first token", f"{metrics.ttft_seconds:.2f} s", f"compression {metrics.compress_seconds:.2f} s"),
-        ("construction peak", format_bytes(metrics.construction_peak_bytes), "highest memory until the first token"),
+        ("construction peak", format_bytes(metrics.construction_peak_bytes), "until the first token, of which"),
     ]
     names = {
         "weights": "weights",
-        "active_kv": "full KV of the active layer",
-        "bridge": "hidden states between layers",
-        "activations": "activations and runtime",
+        "active_kv": "full KV, one layer",
+        "bridge": "hidden states",
+        "activations": "activations",
         "temporary": "scratch buffers",
         "compressed_cache": "compressed cache",
+        "document_store": "document store",
     }
-    rows += [(f"  {label}", format_bytes(components.get(key, 0)), "") for key, label in names.items()]
+    parts = [(label, components.get(key, 0)) for key, label in names.items()]
+    parts.append(("Python, libraries", metrics.construction_peak_bytes - sum(nbytes for _, nbytes in parts)))
+    rows += [(f"  {label}", format_bytes(nbytes), "") for label, nbytes in parts if nbytes > 0]
     rows += [
         ("transient", format_bytes(metrics.transient_bytes), "peak minus what stays"),
-        ("kept", f"{metrics.kept_tokens:,} tokens a layer", f"{share:.1%} of the prompt, by {metrics.selector}"),
+        ("kept per layer", f"{metrics.kept_tokens:,} tokens", f"{share:.1%} of the prompt, by {metrics.selector}"),
         ("decode", f"{metrics.decode_tokens_per_second:.1f} token/s", f"{metrics.new_tokens} new tokens"),
     ]
     for row in rows:
@@ -192,13 +195,9 @@ def show_models(models: Sequence[ModelInfo], *, as_json: bool) -> None:
         rows = [{**vars_of(model), "path": str(model.path)} for model in models]
         print(json.dumps(rows))
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("alias", "cached", "size", "where", "what"):
-        table.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
     for model in models:
-        state = "yes" if model.cached else "no"
-        table.add_row(model.alias, state, format_bytes(model.bytes), escape(str(model.path)), escape(model.description))
-    Console(soft_wrap=True, highlight=False).print(table)
+        state = f"{format_bytes(model.bytes)} in" if model.cached else f"a download of {format_bytes(model.bytes)}, to"
+        print(f"{model.alias}: {model.description}\n  {state} {model.path}")
     print("\nAny Hugging Face id, folder with safetensors or GGUF file works too.")
 
 
@@ -216,7 +215,7 @@ def show_sessions(sessions: Sequence[StoredSession], *, as_json: bool) -> None:
     for one in sessions:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used))
         table.add_row(escape(one.name), str(one.documents), f"{one.tokens:,}", format_bytes(one.bytes), used)
-    Console(soft_wrap=True, highlight=False).print(table)
+    _print_table(table)
 
 
 def show_removed(name: str, freed_bytes: int, *, as_json: bool) -> None:
@@ -233,10 +232,21 @@ def show_checks(checks: Sequence[Check], *, as_json: bool) -> None:
         print(json.dumps([check._asdict() for check in checks]))
         return
     table = Table(box=None, pad_edge=False, show_header=False)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
     for check in checks:
         mark = "[green]ok[/green]" if check.ok else "[red]!![/red]"
-        table.add_row(mark, check.item, escape(check.value), f"[dim]{escape(check.hint)}[/dim]")
-    Console(soft_wrap=True, highlight=False).print(table)
+        table.add_row(mark, check.item, escape(check.value))
+        if check.hint:
+            table.add_row("", "", f"[dim]{escape(check.hint)}[/dim]")
+    _print_table(table)
+
+
+def _print_table(table: Table) -> None:
+    """Print whole rows: a terminal breaks a long line by itself, and a file or a copied path needs it unbroken."""
+    console = Console(highlight=False)
+    width = max(console.width, console.measure(table).maximum) if console.is_terminal else 1000
+    console.print(table, width=width, crop=False, overflow="ignore", no_wrap=True)
 
 
 def vars_of(model: ModelInfo) -> dict[str, Any]:

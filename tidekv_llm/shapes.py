@@ -164,6 +164,9 @@ def find_config(model: str, *, layers: int | None = None) -> Any:
 def _hub_config(model: str) -> Any:
     from transformers import AutoConfig
 
+    from tidekv_llm.models import resolve
+
+    resolve(model)  # one quick look: transformers would try a hub that cannot be reached for half a minute
     try:
         return AutoConfig.from_pretrained(model, trust_remote_code=False)
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -349,5 +350,9 @@ def test_a_page_that_takes_too_long_is_reported_and_the_next_is_read(save):
     slow = write.stream(b"BT /F1 9 Tf " + b"(x) Tj " * 400_000 + b"ET")
     good = write.stream(write.show(["readable"]))
     document = Document.from_pdf(save(write.document([slow, good])), limits=PdfLimits(page_seconds=0.5))
-    assert document.warnings == ("page 1: not read within 0.5 s; left out",)
-    assert document.text == "readable"
+    assert document.pages[1].text == "readable"
+    if importlib.util.find_spec("pypdfium2"):  # the second engine is quick enough for the page, and is named
+        assert document.warnings == ("page 1: read with pypdfium2, pypdf could not",)
+    else:
+        assert document.warnings == ("page 1: not read within 0.5 s; left out",)
+        assert document.text == "readable"

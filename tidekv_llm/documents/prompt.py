@@ -409,9 +409,15 @@ def _check_request(
 def _check_limit(prompt_tokens: int, answer_reserve: int, limit: int | None) -> None:
     needed = prompt_tokens + answer_reserve
     if limit is not None and needed > limit:
+        shorter_answer = prompt_tokens < limit
+        remedy = (
+            f"lower max_new_tokens to {limit - prompt_tokens:,} or less"
+            if shorter_answer
+            else "choose fewer pages or a model with a longer context"
+        )
         raise ContextOverflowError(
             f"the prompt needs {needed:,} tokens ({prompt_tokens:,} and {answer_reserve:,} for the answer) "
-            f"but the model takes {limit:,}; choose fewer pages or a model with a longer context",
+            f"but the model takes {limit:,}; {remedy}",
             prompt_tokens=needed,
             limit=limit,
         )
