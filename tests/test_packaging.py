@@ -96,7 +96,7 @@ def tracked_files() -> list[Path]:
 def test_no_registry_and_no_machine_path_is_named():
     # Written in pieces, or this file would be the first to be found.
     hosts = ["pypi" + r"\.org", "pythonhosted" + r"\.org", "download" + r"\.pytorch\.org", "npmjs" + r"\.org"]
-    paths = [re.escape(str(ROOT)), "file:" + "///"]
+    paths = [re.escape(str(ROOT)) + r"\b"]
     pattern = re.compile("|".join(hosts + paths))
     found = {}
     for path in tracked_files():
