@@ -1,6 +1,7 @@
 # make demo   ask the sample PDF a question     make test   the whole test suite, from nothing
 #
 # Tests that take minutes each (131,072 tokens, 150 requests, needles): make test-slow
+# The app in a real browser (needs a chromium): make test-browser
 # All make .venv first. Another interpreter: make demo PYTHON=python3.12
 
 PYTHON     ?= python3
@@ -18,13 +19,16 @@ VENV  := .venv
 FLOOR := .venv-floor
 PIP   := -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slow lint format test-floor bench clean
+.PHONY: demo test test-browser test-slow lint format test-floor bench clean
 
 demo: $(VENV)/.run
 	$(VENV)/bin/tidekv ask "$(DOCUMENT)" "$(QUESTION)"
 
 test: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest -m "not slow" $(TESTS)
+	$(VENV)/bin/python -m pytest -m "not slow and not browser" $(TESTS)
+
+test-browser: $(VENV)/.dev
+	$(VENV)/bin/python -m pytest -m "browser and not slow" tests/apps
 
 test-slow: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest --timeout 1200 -m slow $(TESTS)

@@ -14,6 +14,7 @@ from tests.apps.support import GARDEN, HARBOUR, write
 from tests.documents.pdf_writer import text_pdf
 
 pytestmark = [
+    pytest.mark.browser,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
@@ -168,6 +169,7 @@ def test_too_long_a_document_disables_ask_until_pages_are_chosen(
     add(page, weather(tmp_path))
     page.click("text=Settings for the next question")
     page.fill("label:has-text('Context window') input, label:has-text('Context window') textarea", "2000")
+    page.keyboard.press("Tab")
     page.wait_for_selector("text=/do not fit the window of 2,000/")
     page.fill("#tk-question textarea", "Where did the wind come from?")
     page.wait_for_timeout(300)

@@ -41,7 +41,7 @@ def measure(what: Measurement) -> dict[str, Any]:
         prompt = make_prompt(llm, what.prompt_tokens, what.prompt_index)
         run = _hf_one_shot if what.method == HF_ONE_SHOT else _engine
         # Under a memory limit the prompt itself may not fit: a short one has to do.
-        run(llm, prompt[:WARM_UP_TOKENS] if what.memory_limit else prompt, 3)
+        run(llm, prompt[:WARM_UP_TOKENS] if what.memory_limit else prompt, min(3, what.new_tokens))
         tidy_heap()
         if not what.memory_limit:
             return run(llm, prompt, what.new_tokens)
