@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tidekv_llm.engine import TideKV
     from tidekv_llm.shapes import ModelShape
 
-LoadProgress = Callable[[str, float], None]
-
 
 @dataclass(frozen=True)
 class ModelFacts:

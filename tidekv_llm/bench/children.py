@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from statistics import median
 from typing import Any
 
 from tidekv_llm.bench.task import Measurement
@@ -57,11 +56,6 @@ def run_job(function: str, arguments: Mapping[str, Any], *, timeout_seconds: flo
         raise ChildFailed(f"{function}: {reason}{f' ({lines[-1]})' if lines else ''}")
     result: dict[str, Any] = json.loads(results[-1].removeprefix(_MARK))
     return result
-
-
-def medians(runs: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, float]:
-    """The median of each named figure."""
-    return {name: float(median(run[name] for run in runs)) for name in names}
 
 
 def echo(value: int) -> dict[str, int]:

@@ -81,10 +81,6 @@ class RectangularLayer(StoredLayer):
         """Positions of the prompt that one head holds: int64 [kept]."""
         return self.kept_positions[row, head].long()
 
-    def get_max_cache_shape(self) -> int:
-        """What transformers 5.12 calls :meth:`get_max_length`; abstract there."""
-        return -1
-
     def positions(self) -> Tensor:
         """True absolute positions int64 [B, Hkv, slots in use], ascending."""
         new = torch.arange(self.prompt_length, self.logical, device=self.kept_positions.device)
