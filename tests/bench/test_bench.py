@@ -121,6 +121,10 @@ def test_plan_prints_json_and_a_table(capsys):
         (["plan", "--model", "random:nothing"], 1, "llama-3.1-8b"),
         (["bench", "nothing"], 2, "invalid choice"),
         (["bench", "memory", "--methods", "nothing"], 2, "unknown"),
+        (["bench", "selectors", "--depths", "2"], 2, "depths from 0 to 1"),
+        (["bench", "selectors", "--numbers", "7,x"], 2, "'x' is no number"),
+        (["bench", "selectors", "--haystacks", "hay"], 2, "choose from prose"),
+        (["plan", "--device-memory", "24"], 2, "write a unit, such as 24GiB"),
         (["bench", "memory", "--out", "/dev/null/x"], 2, "cannot be made a folder"),
     ],
 )

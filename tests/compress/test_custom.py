@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.compress.layers import random_layer
 from tests.tiny_models import random_prompt, tiny_model
 from tidekv_llm.attention import AttentionDispatch
-from tidekv_llm.bench.selectors import Outcome, describe, settings, verdict
+from tidekv_llm.bench.selectors import EVERYTHING, Outcome, describe, settings, tabulate, verdict
 from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.compress.fan_out import FanOut
 from tidekv_llm.compress.layer import FullLayer
@@ -137,16 +137,29 @@ def test_one_prefill_for_many_compressors_gives_what_each_alone_gives() -> None:
 
 
 def test_settings_have_names_of_their_own() -> None:
-    names = [describe(setting) for setting in settings()]
+    names = [describe(outcome(True, **setting)) for setting in settings()]
     assert len(set(names)) == len(names)
     assert names[0] == "snapkv, W=16, max 21"
 
 
 def test_the_verdict_can_go_both_ways() -> None:
-    def outcome(found: int, **setting: Any) -> Outcome:
-        return Outcome(setting, 512, tuple(index < found for index in range(3)), ("",) * 3)
+    rows = [*outcomes(2), *outcomes(2, window_size=8), *outcomes(3, selector="keydiff")]
+    assert verdict(rows) == "No SnapKV setting finds more than the defaults (2 of 3)"
+    better = "The defaults find 2 of 3; better, with 3: snapkv, W=32, max 21"
+    assert verdict([*rows, *outcomes(3, window_size=32)]) == better
 
-    rows = [outcome(2), outcome(2, window_size=8), outcome(3, selector="keydiff")]
-    assert verdict(rows) == "No SnapKV setting finds more needles than the defaults (2 of 3)."
-    better = "The defaults find 2 of 3; better, with 3: snapkv, W=32, max 21."
-    assert verdict([*rows, outcome(3, window_size=32)]) == better
+
+def test_a_row_counts_its_needles_in_all_and_in_each_haystack() -> None:
+    rows = tabulate([outcome(True), outcome(False), outcome(True, haystack="noise"), outcome(True, kept=0)])
+    assert rows[0] == {
+        "setting": "snapkv, W=16, max 21", "kept_tokens": 512, "needles": 3, "found": 2, "prose": 1, "noise": 1,
+    }  # fmt: skip
+    assert rows[1]["setting"] == EVERYTHING
+
+
+def outcomes(found: int, **setting: Any) -> list[Outcome]:
+    return [outcome(index < found, **setting) for index in range(3)]
+
+
+def outcome(found: bool, *, kept: int = 512, haystack: str = "prose", **setting: Any) -> Outcome:
+    return Outcome(setting, kept, haystack, "7422361", 0.5, "It is 7422361." if found else "It is 742.")

@@ -35,27 +35,41 @@ def recency_snapkv_scores(queries: Tensor, keys: Tensor, scaling: float) -> Scor
     return _group_mean(per_query_head, keys.shape[1])
 
 
-def chunkkv_scores(queries: Tensor, keys: Tensor, scaling: float, chunk_length: int) -> Scores:
-    """Mean window attention per token, summed over KV heads, then the mean of the token's chunk."""
+def chunkkv_scores(queries: Tensor, keys: Tensor, scaling: float, chunk_length: int, stride: int) -> Scores:
+    """Mean window attention per token, summed over KV heads, then the best mean of the chunks it lies in.
+
+    Chunks start at every multiple of ``stride``; the first one to reach the window is the last.
+    """
     attention = window_attention(queries, keys, scaling).mean(dim=2)
     prefix = keys.shape[2] - queries.shape[2]
     result = []
     for row in _group_mean(attention[..., :prefix], keys.shape[1]):
         tokens = [sum(head[i] for head in row) for i in range(prefix)]
-        chunked: list[float] = []
-        for start in range(0, prefix, chunk_length):
+        best = [-math.inf] * prefix
+        for start in range(0, prefix, stride):
             chunk = tokens[start : start + chunk_length]
-            chunked += [sum(chunk) / len(chunk)] * len(chunk)
-        result.append([chunked for _ in row])
+            for i in range(start, start + len(chunk)):
+                best[i] = max(best[i], sum(chunk) / len(chunk))
+            if start + chunk_length >= prefix:
+                break
+        result.append([best for _ in row])
     return result
 
 
-def keydiff_scores(keys: Tensor) -> Scores:
-    """-cos(k_i, mean of the unit-normalised keys), every position."""
+def keydiff_scores(keys: Tensor, segments: int, *, shared: bool) -> Scores:
+    """-cos(k_i, mean of the unit-normalised keys of its segment), every position; shared: mean over the heads."""
     wide = keys.double()
     unit = wide / wide.norm(dim=-1, keepdim=True)
-    anchor = unit.mean(dim=2, keepdim=True)
-    return (-(unit * anchor).sum(dim=-1) / anchor.norm(dim=-1)).tolist()  # type: ignore[no-any-return]
+    length = keys.shape[2]
+    parts = []
+    for segment in range(segments):
+        part = unit[:, :, segment * length // segments : (segment + 1) * length // segments]
+        anchor = part.mean(dim=2, keepdim=True)
+        parts.append(-(part * anchor).sum(dim=-1) / anchor.norm(dim=-1))
+    scores = torch.cat(parts, dim=-1)
+    if shared:
+        scores = (scores.sum(dim=1, keepdim=True) / scores.shape[1]).expand_as(scores)
+    return scores.tolist()  # type: ignore[no-any-return]
 
 
 def h2o_scores(all_queries: Tensor, keys: Tensor, scaling: float) -> Scores:

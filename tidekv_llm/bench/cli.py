@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import re
 from typing import Any
 
 from tidekv_llm.bench import plan
@@ -28,7 +29,7 @@ BENCHMARKS = {
 
 def add_commands(commands: Any) -> None:
     """Add both commands to the command line's subparsers."""
-    planner = commands.add_parser("plan", help=plan.HELP, description=plan.__doc__)
+    planner = commands.add_parser("plan", help=plan.HELP, description=f"{plan.HELP[0].upper()}{plan.HELP[1:]}.")
     plan.add_arguments(planner)
     planner.set_defaults(run=plan.run)
     bench = commands.add_parser(
@@ -54,7 +55,12 @@ def available() -> dict[str, str]:
 
 def _run(options: argparse.Namespace, parser_class: type[argparse.ArgumentParser]) -> int:
     module = importlib.import_module(f"tidekv_llm.bench.{options.benchmark}")
-    parser = parser_class(prog=f"tidekv bench {options.benchmark}", description=module.__doc__)
+    parser = parser_class(prog=f"tidekv bench {options.benchmark}", description=_plain(module.__doc__))
     module.add_arguments(parser)
     code: int = module.run(parser.parse_args(options.rest))
     return code
+
+
+def _plain(docstring: str | None) -> str:
+    """A docstring without its markup: ``name`` and :func:`name` become name."""
+    return re.sub(r"(:[a-z:]+:)?`+~?([^`]+)`+", r"\2", docstring or "")

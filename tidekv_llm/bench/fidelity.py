@@ -174,14 +174,25 @@ def _row(method: str, found: list[dict[str, Any]]) -> Row:
 
 
 def _plot(figure: Any, rows: list[Row], results: list[dict[str, Any]]) -> None:
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
     left, right = figure.subplots(1, 2)
-    for row in rows:
-        left.plot(range(1, len(row["per_chunk"]) + 1), row["per_chunk"], label=row["method"])
+    colours = {row["method"]: f"C{index}" for index, row in enumerate(rows)}
+    for index, row in enumerate(rows):
+        # Exact schedules lie on one another: each mark starts at a chunk of its own, and so all are seen.
+        style = {"marker": "osD^v"[index % 5], "markevery": (index, 5), "color": colours[row["method"]]}
+        left.plot(range(1, len(row["per_chunk"]) + 1), row["per_chunk"], label=row["method"], **style)
     left.set(xlabel="chunk", ylabel="relative L2", title="Drift per chunk", yscale="log")
-    left.legend(fontsize="small")
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
     budgets: dict[str, dict[str, float]] = next((result["budgets"] for result in results if result["budgets"]), {})
     for method, values in budgets.items():
-        right.plot([int(budget) for budget in values], list(values.values()), marker="o", label=method)
-    right.set(xlabel="kept tokens", ylabel="relative L2", title="Drift per budget", xscale="log", yscale="log")
-    if budgets:
-        right.legend(fontsize="small")
+        right.plot([int(budget) for budget in values], list(values.values()), marker="o", color=colours[method])
+        right.set_xscale("log", base=2)
+        right.set_xticks([int(budget) for budget in values], list(values))
+    right.set(xlabel="kept tokens", title="Drift per budget", yscale="log")
+    for axes in (left, right):
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+        axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=5, fontsize="small")

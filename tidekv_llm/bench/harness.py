@@ -240,7 +240,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
+        return f"{value:,.2f}" if abs(value) >= 1 else f"{value:.4f}" if abs(value) >= 0.1 else f"{value:.2g}"
     return str(value)
 
 

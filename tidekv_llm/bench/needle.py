@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from tidekv_llm.attention import AttentionDispatch
+from tidekv_llm.bench.corpus import corpus_text
 from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.compress.fan_out import FanOut
 from tidekv_llm.config import PrefillConfig
@@ -19,8 +22,6 @@ from tidekv_llm.request import Request
 from tidekv_llm.schedules import Job, make_schedule
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from tidekv_llm.engine import TideKV
 
 WHO = (
@@ -36,10 +37,40 @@ WHERE = (
     "near the river", "behind the church", "at the edge of the forest", "in the market square",
     "beside the old bridge", "on the way home", "under the chestnut trees",
 )  # fmt: skip
-OVERHEAD_TOKENS = 80
+NOISE = (
+    "The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.",
+)  # fmt: skip
+# One sentence of letters alone, 31 to 200 characters of it.
+PLAIN_SENTENCE = re.compile(r"[A-Z][A-Za-z ,'-]{29,198}\.")
 
 QUESTION = "What is the secret number mentioned in the text?"
 ANSWER_TOKENS = 24
+
+
+def _prose(number: int) -> str:
+    """One of 11 * 13 * 7 sentences; neighbours share no part."""
+    return f"{WHO[number % len(WHO)]} {DID[number % len(DID)]} {WHERE[number % len(WHERE)]}."
+
+
+def _noise(number: int) -> str:
+    """Five sentences over and over, the usual padding of such tests."""
+    return NOISE[number % len(NOISE)]
+
+
+def _manual(number: int) -> str:
+    """Sentences of a technical manual (:mod:`tidekv_llm.bench.corpus`), none of them about a number."""
+    sentences = _manual_sentences()
+    return sentences[number % len(sentences)]
+
+
+@cache
+def _manual_sentences() -> tuple[str, ...]:
+    text = re.sub(r"[*`]", "", re.sub(r"\s+", " ", corpus_text()))
+    found = (sentence for sentence in re.split(r"(?<=\.) ", text) if PLAIN_SENTENCE.fullmatch(sentence))
+    return tuple(sentence for sentence in found if "number" not in sentence)
+
+
+HAYSTACKS: dict[str, Callable[[int], str]] = {"prose": _prose, "noise": _noise, "manual": _manual}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +88,35 @@ class Needle:
     depth: float
 
 
-def make_needle(llm: TideKV, prompt_tokens: int, depth: float, number: str = "7422361") -> Needle:
-    """A chat prompt of about ``prompt_tokens`` tokens with the number at ``depth``."""
-    assert llm.tokenizer is not None
-    sentences = _sentences(llm.tokenizer, prompt_tokens - OVERHEAD_TOKENS)
-    place = round(depth * len(sentences))
-    haystack = " ".join([*sentences[:place], f"The secret number is {number}.", *sentences[place:]])
-    prompt = llm.encode([{"role": "user", "content": f"{haystack}\n\n{QUESTION}"}])
-    return Needle(prompt, number, depth)
+def make_needle(
+    llm: TideKV, prompt_tokens: int, depth: float, number: str = "7422361", haystack: str = "prose"
+) -> Needle:
+    """A chat prompt with the number at ``depth``, at most ``prompt_tokens`` tokens and less than a sentence below.
 
+    Args:
+        llm: an engine with a tokenizer.
+        prompt_tokens: length of the whole prompt.
+        depth: where the number lies among the sentences, from 0 to 1.
+        number: what is hidden.
+        haystack: one of :data:`HAYSTACKS`.
+    """
+    tokenizer = llm.tokenizer
+    assert tokenizer is not None
 
-def _sentences(tokenizer: PreTrainedTokenizerBase, tokens: int) -> list[str]:
-    """Sentences of neutral prose, together just below so many tokens."""
+    def prompt(before: Sequence[str], after: Sequence[str]) -> list[int]:
+        text = " ".join([*before, f"The secret number is {number}.", *after])
+        return llm.encode([{"role": "user", "content": f"{text}\n\n{QUESTION}"}])
+
+    room = prompt_tokens - len(prompt((), ()))
     sentences: list[str] = []
-    for number in itertools.count():
-        tokens -= len(tokenizer(_sentence(number) + " ", add_special_tokens=False).input_ids)
-        if tokens < 0:
+    for index in itertools.count():
+        sentence = HAYSTACKS[haystack](index)
+        room -= len(tokenizer(f" {sentence}", add_special_tokens=False).input_ids)
+        if room < 0:
             break
-        sentences.append(_sentence(number))
-    return sentences
-
-
-def _sentence(number: int) -> str:
-    """One of 11 * 13 * 7 sentences; neighbours share no part."""
-    return f"{WHO[number % len(WHO)]} {DID[number % len(DID)]} {WHERE[number % len(WHERE)]}."
+        sentences.append(sentence)
+    place = round(depth * len(sentences))
+    return Needle(prompt(sentences[:place], sentences[place:]), number, depth)
 
 
 @torch.no_grad()
@@ -103,8 +139,8 @@ def answers(
         _, hidden = schedule.prefill(decoder, torch.tensor([list(token_ids)]), job)
     logits = decoder.logits(hidden[:, -1])[0]
     texts = []
-    for cache in fan_out.caches:
-        adapter = DecodeAdapter(decoder, cache, attention)
+    for kept in fan_out.caches:
+        adapter = DecodeAdapter(decoder, kept, attention)
         tokens = decode_tokens(adapter.step, logits, lambda row: int(row.argmax()), max_new_tokens=ANSWER_TOKENS)
         answer = list(itertools.takewhile(lambda token: token != tokenizer.eos_token_id, tokens))
         texts.append(tokenizer.decode(answer))

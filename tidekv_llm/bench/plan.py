@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 # The components that decide; --json has all of them.
 COLUMNS = {"compressed_cache": "cache", "active_kv": "layer KV", "bridge": "bridge", "activations": "act."}
 MIN_WIDTH = 100
+# No device has less; a number without a unit means bytes.
+LEAST_MEMORY = 2**20
 HELP = "predict memory from a model's config alone, and say what fits"
 
 
@@ -53,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
     if options.layers is not None and options.layers < 1:
         raise ConfigError(f"--layers={options.layers} must be at least 1")
     memory = parse_bytes(options.device_memory) if options.device_memory else None
+    if memory is not None and memory < LEAST_MEMORY:
+        raise ConfigError(f"--device-memory={options.device_memory} is {memory:,} bytes; write a unit, such as 24GiB")
     config = PrefillConfig(
         chunk_size=options.chunk_size,
         kept_tokens=options.kept_tokens,

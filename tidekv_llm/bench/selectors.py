@@ -1,24 +1,23 @@
 """Which selector settings find a needle: the table behind the defaults.
 
-Every prompt is prefilled once; each setting then keeps its own part of the same full layers (``FanOut``).
+Every prompt is one fresh process that prefills once; each setting then keeps its own part of the same full layers
+(``FanOut``). Several numbers and haystacks are worth their time: where a number's digits fall is chance.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+from tidekv_llm.bench.harness import Harness, Job, Row, add_common_arguments, bars, counts, names
 
-from tidekv_llm.bench.needle import answers, make_needle
-from tidekv_llm.config import PrefillConfig
-from tidekv_llm.engine import TideKV
+if TYPE_CHECKING:
+    from tidekv_llm.engine import TideKV
 
-DEFAULTS = PrefillConfig()
+Setting = dict[str, Any]
 # (window, pooling, kernel, weights): the rows of the table in the design notes, and their neighbours.
 SNAPKV_GRID = (
     (32, "max", 7, "uniform"),
@@ -37,7 +36,7 @@ SNAPKV_GRID = (
     (16, "max", 21, "recency"),
     (64, "max", 21, "recency"),
 )
-OTHERS: tuple[dict[str, Any], ...] = (
+OTHERS: tuple[Setting, ...] = (
     {"head_budget": "ada"},
     {"layer_budget": "pyramid"},
     {"layer_budget": "cake"},
@@ -53,52 +52,164 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"selector": "recent"},
     {"selector": "random"},
 )
+SNAPKV_OPTIONS = {"window_size", "pooling", "kernel_size", "weights"}
+NUMBERS = ("7422361", "9051847", "3860529")
+DEPTHS = (0.1, 0.5, 0.9)
+EVERYTHING = "everything kept"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one setting found.
+    """What one setting answered to one needle.
 
     Attributes:
         setting: options that differ from the defaults.
-        kept_tokens: K.
-        found: per depth, whether the number was in the answer.
-        answers: per depth, the answer.
+        kept_tokens: K; 0 where everything was kept.
+        haystack: what the number was hidden in.
+        number: the number.
+        depth: where it was, from 0 to 1.
+        answer: the beginning of the answer.
     """
 
-    setting: dict[str, Any]
+    setting: Setting
     kept_tokens: int
-    found: tuple[bool, ...]
-    answers: tuple[str, ...]
+    haystack: str
+    number: str
+    depth: float
+    answer: str
+
+    @property
+    def found(self) -> bool:
+        """Whether the number is in the answer."""
+        return self.number in self.answer
 
 
-def settings() -> list[dict[str, Any]]:
+def settings() -> list[Setting]:
     """The defaults first, then everything else that is compared."""
-    grid = [
+    grid: list[Setting] = [
         {"window_size": window, "pooling": pooling, "kernel_size": kernel, "weights": weights}
         for window, pooling, kernel, weights in SNAPKV_GRID
     ]
     return [{}, *grid, *OTHERS]
 
 
-def sweep(
-    llm: TideKV,
-    choices: Sequence[dict[str, Any]],
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``tidekv bench selectors``."""
+    from tidekv_llm.bench.needle import HAYSTACKS
+
+    parser.add_argument("--model", default="smollm2-135m", help="alias, hub id or folder (default: %(default)s)")
+    parser.add_argument("--prompt-tokens", type=int, default=7000, help="default: %(default)s")
+    parser.add_argument("--kept-tokens", type=counts, default=[512, 1024], help="budgets (default: 512,1024)")
+    parser.add_argument("--haystacks", type=names(tuple(HAYSTACKS)), default=list(HAYSTACKS), help="default: all")
+    parser.add_argument("--numbers", type=_numbers, default=list(NUMBERS), help=f"default: {','.join(NUMBERS)}")
+    parser.add_argument("--depths", type=_depths, default=list(DEPTHS), help="from 0 to 1 (default: 0.1,0.5,0.9)")
+    add_common_arguments(parser, rounds=1)
+
+
+def _numbers(text: str) -> list[str]:
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    for number in found:
+        if not number.isdecimal():
+            raise argparse.ArgumentTypeError(f"{number!r} is no number; give digits, for example 7422361")
+    return found
+
+
+def _depths(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= depth <= 1 for depth in found):
+        raise argparse.ArgumentTypeError(f"{text!r} must be depths from 0 to 1, for example 0.1,0.5,0.9")
+    return found
+
+
+def run(options: argparse.Namespace) -> int:
+    """Sweep and report: a table, JSON with every answer, CSV, a picture."""
+    harness = Harness("selectors", options)
+    jobs = [_job(options, *place) for place in itertools.product(options.haystacks, options.numbers, options.depths)]
+    runs = harness.run(jobs)
+    outcomes = [Outcome(**found) for job in jobs for found in runs[job.label][0]["outcomes"]]
+    rows = tabulate(outcomes)
+    title = f"Needles found, {options.model}, {options.prompt_tokens:,} tokens. {verdict(outcomes)}"
+    return harness.finish(rows, runs=runs, title=title, plot=lambda figure: _plot(figure, rows))
+
+
+def _job(options: argparse.Namespace, haystack: str, number: str, depth: float) -> Job:
+    arguments = {
+        "model": options.model,
+        "prompt_tokens": options.prompt_tokens,
+        "kept_tokens": options.kept_tokens,
+        "haystack": haystack,
+        "number": number,
+        "depth": depth,
+        "choices": settings(),
+    }
+    return Job(f"{number} in {haystack} at {depth:.0%}", "selectors:find", arguments)
+
+
+def find(
     *,
-    prompt_tokens: int = 7000,
-    kept_tokens: Iterable[int] = (512, 1024),
-    depths: Sequence[float] = (0.1, 0.5, 0.9),
+    model: str,
+    prompt_tokens: int,
+    kept_tokens: Sequence[int],
+    haystack: str,
+    number: str,
+    depth: float,
+    choices: Sequence[Setting],
+) -> dict[str, Any]:
+    """The child's work: one needle, every setting with every budget."""
+    from dataclasses import asdict
+
+    from tidekv_llm.engine import TideKV
+
+    with TideKV.from_pretrained(model) as llm:
+        outcomes = ask(llm, choices, kept_tokens, prompt_tokens, haystack=haystack, number=number, depth=depth)
+    return {"outcomes": [asdict(outcome) for outcome in outcomes]}
+
+
+def ask(
+    llm: TideKV,
+    choices: Sequence[Setting],
+    kept_tokens: Sequence[int],
+    prompt_tokens: int,
+    *,
+    haystack: str,
+    number: str,
+    depth: float,
 ) -> list[Outcome]:
-    """Run every setting with every budget on a needle at every depth."""
+    """One prefill; the answer with everything kept, and then every setting's with every budget."""
+    from tidekv_llm.bench.needle import answers, make_needle
+    from tidekv_llm.config import PrefillConfig
+
+    needle = make_needle(llm, prompt_tokens, depth, number, haystack)
     cases = [(choice, kept) for kept in kept_tokens for choice in choices]
-    configs = [DEFAULTS.replace(kept_tokens=kept, **choice) for choice, kept in cases]
-    columns = []
-    for depth in depths:
-        needle = make_needle(llm, prompt_tokens, depth)
-        columns.append([(text, needle.number in text) for text in answers(llm, needle.token_ids, configs)])
+    everything = PrefillConfig(kept_tokens=len(needle.token_ids))
+    configs = [PrefillConfig(kept_tokens=kept).replace(**choice) for choice, kept in cases]
+    texts = answers(llm, needle.token_ids, [everything, *configs])
     return [
-        Outcome(choice, kept, tuple(hit for _, hit in row), tuple(text for text, _ in row))
-        for (choice, kept), row in zip(cases, zip(*columns, strict=True), strict=True)
+        Outcome(choice, kept, haystack, number, depth, text)
+        for (choice, kept), text in zip([({}, 0), *cases], texts, strict=True)
+    ]
+
+
+def tabulate(outcomes: Sequence[Outcome]) -> list[Row]:
+    """A row per setting and budget: how many needles it found, in all and in each haystack."""
+    groups: dict[tuple[str, int], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((describe(outcome), outcome.kept_tokens), []).append(outcome)
+    return [
+        {
+            "setting": name,
+            "kept_tokens": kept or None,
+            "needles": len(own),
+            "found": sum(outcome.found for outcome in own),
+            **{
+                haystack: sum(outcome.found for outcome in own if outcome.haystack == haystack)
+                for haystack in dict.fromkeys(outcome.haystack for outcome in own)
+            },
+        }
+        for (name, kept), own in groups.items()
     ]
 
 
@@ -106,20 +217,25 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     """One line: whether a SnapKV setting found more needles than the defaults did."""
     totals: dict[str, int] = {}
     for outcome in outcomes:
-        if set(outcome.setting) <= {"window_size", "pooling", "kernel_size", "weights"}:
-            name = describe(outcome.setting)
-            totals[name] = totals.get(name, 0) + sum(outcome.found)
-    ours, best = totals[describe({})], max(totals.values())
-    asked = sum(len(outcome.found) for outcome in outcomes if not outcome.setting)
+        if outcome.kept_tokens and set(outcome.setting) <= SNAPKV_OPTIONS:
+            name = describe(outcome)
+            totals[name] = totals.get(name, 0) + outcome.found
+    asked = sum(1 for outcome in outcomes if outcome.kept_tokens and not outcome.setting)
+    ours, best = next(iter(totals.values())), max(totals.values())
     if best == ours:
-        return f"No SnapKV setting finds more needles than the defaults ({ours} of {asked})."
-    better = ", ".join(name for name, total in totals.items() if total == best)
-    return f"The defaults find {ours} of {asked}; better, with {best}: {better}."
+        return f"No SnapKV setting finds more than the defaults ({ours} of {asked})"
+    better = "; ".join(name for name, total in totals.items() if total == best)
+    return f"The defaults find {ours} of {asked}; better, with {best}: {better}"
 
 
-def describe(setting: dict[str, Any]) -> str:
+def describe(outcome: Outcome) -> str:
     """A setting in words: ``snapkv, W=16, max 21``, and what else differs from the defaults."""
-    config = DEFAULTS.replace(**setting)
+    from tidekv_llm.config import PrefillConfig
+
+    if not outcome.kept_tokens:
+        return EVERYTHING
+    setting = outcome.setting
+    config = PrefillConfig(kept_tokens=outcome.kept_tokens).replace(**setting)
     name = str(config.selector)
     if name == "snapkv":
         pooling = config.pooling if config.pooling == "none" else f"{config.pooling} {config.kernel_size}"
@@ -131,48 +247,9 @@ def describe(setting: dict[str, Any]) -> str:
     return ", ".join([name, *extras])
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``tidekv bench selectors``."""
-    parser.add_argument("--model", default="smollm2-135m", help="alias, hub id or folder (default: %(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=7000, help="haystack (default: %(default)s)")
-    parser.add_argument("--kept-tokens", type=int, nargs="+", default=[512, 1024], help="budgets (default: 512 1024)")
-    parser.add_argument(
-        "--depths", type=float, nargs="+", default=[0.1, 0.5, 0.9], help="needle depths (default: 0.1 0.5 0.9)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def run(options: argparse.Namespace) -> int:
-    """Sweep and print a table, or JSON with every answer."""
-    with TideKV.from_pretrained(options.model) as llm:
-        outcomes = sweep(
-            llm,
-            settings(),
-            prompt_tokens=options.prompt_tokens,
-            kept_tokens=options.kept_tokens,
-            depths=options.depths,
-        )
-    if options.json:
-        rows = [
-            {
-                "setting": describe(each.setting),
-                "kept_tokens": each.kept_tokens,
-                "found": list(each.found),
-                "answers": list(each.answers),
-            }
-            for each in outcomes
-        ]
-        print(json.dumps({"depths": options.depths, "rows": rows, "verdict": verdict(outcomes)}))
-    else:
-        _show(outcomes, options.kept_tokens)
-    return 0
-
-
-def _show(outcomes: Sequence[Outcome], kept_tokens: Sequence[int]) -> None:
-    table = Table("setting", *(f"kept {kept:,}" for kept in kept_tokens), title="Needles found")
-    for name in dict.fromkeys(describe(outcome.setting) for outcome in outcomes):
-        mine = [outcome for outcome in outcomes if describe(outcome.setting) == name]
-        table.add_row(name, *(f"{sum(outcome.found)} of {len(outcome.found)}" for outcome in mine))
-    console = Console()
-    console.print(table)
-    console.print(verdict(outcomes))
+def _plot(figure: Any, rows: Sequence[Row]) -> None:
+    budgets = [budget for budget in dict.fromkeys(row["kept_tokens"] for row in rows) if budget]
+    for axes, budget in zip(figure.subplots(len(budgets), squeeze=False)[:, 0], budgets, strict=True):
+        own = [row for row in rows if row["kept_tokens"] == budget]
+        bars(axes, [row["setting"] for row in own], [row["found"] for row in own], f"kept {budget:,}", "needles")
+        axes.tick_params(axis="x", rotation=90, labelsize="x-small")

@@ -7,7 +7,7 @@ normalised weights. Neither stores more than one block: temporary memory is O(Hq
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -97,6 +97,34 @@ def pool(scores: Tensor, kernel_size: int, pooling: str) -> Tensor:
     if pooling == "max":
         return torch.nn.functional.max_pool1d(scores, kernel_size, stride=1, padding=half)
     return torch.nn.functional.avg_pool1d(scores, kernel_size, stride=1, padding=half)
+
+
+class OnceEach:
+    """Values along the last axis, each computed once while the ranges asked for move forward.
+
+    Pooling and chunks give several keys one score, from values on both sides of a block's end. Computed again for
+    the next block, a value could differ in its last bit, and where such a tie is cut would depend on the block size.
+
+    Args:
+        compute: the values [..., stop - start] of a range.
+    """
+
+    def __init__(self, compute: Callable[[int, int], Tensor]) -> None:
+        self._compute = compute
+        self._start = 0
+        self._known: Tensor | None = None
+
+    def __call__(self, start: int, stop: int) -> Tensor:
+        """Values [..., stop - start]; what lies before ``start`` is forgotten."""
+        end = self._start + (0 if self._known is None else self._known.shape[-1])
+        if self._known is None or not self._start <= start <= end <= stop:
+            self._known = self._compute(start, stop)
+        else:
+            self._known = self._known[..., start - self._start :]
+            if end < stop:
+                self._known = torch.cat((self._known, self._compute(end, stop)), dim=-1)
+        self._start = start
+        return self._known
 
 
 class StreamingTopK:

@@ -194,16 +194,17 @@ def _not_found(name: str, reason: str) -> ModelNotFoundError:
 
 
 _HUB_TIMEOUT_SECONDS = 10.0
+_NOT_CACHED = "and the model is not in its local cache; check the name, or go online once to fetch it"
 _HUB_REASONS = {
     "GatedRepoError": "access is gated; ask for it on the model's page and run 'hf auth login'",
     "RepositoryNotFoundError": "no such repository, or a private one (run 'hf auth login')",
     "RevisionNotFoundError": "no such revision",
     "OfflineModeIsEnabled": "offline mode is on (HF_HUB_OFFLINE)",
-    "LocalEntryNotFoundError": "cannot be reached, and the model is not in its local cache",
-    "ConnectError": "cannot be reached, and the model is not in its local cache",
-    "ConnectTimeout": "cannot be reached, and the model is not in its local cache",
-    "ConnectionError": "cannot be reached, and the model is not in its local cache",
-    "ReadTimeout": "does not answer, and the model is not in its local cache",
+    "LocalEntryNotFoundError": f"cannot be reached, {_NOT_CACHED}",
+    "ConnectError": f"cannot be reached, {_NOT_CACHED}",
+    "ConnectTimeout": f"cannot be reached, {_NOT_CACHED}",
+    "ConnectionError": f"cannot be reached, {_NOT_CACHED}",
+    "ReadTimeout": f"does not answer, {_NOT_CACHED}",
 }
 
 

@@ -11,6 +11,7 @@ from tidekv_llm.schedules.base import Job
 from tidekv_llm.schedules.online import OnlineRule, prefill_online
 
 BLOCK = 128  # tokens per step in KeyDiff's experiments
+PAPERS_KEYDIFF = KeyDiff(segment_length=None, share_heads=False)
 
 
 class KeyDiffOnlineSchedule:
@@ -21,7 +22,7 @@ class KeyDiffOnlineSchedule:
 
     def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
         config = job.compressor.config
-        rule = OnlineRule(KeyDiff(), config.kept_tokens, 0, 0, config.score_block_size)
+        rule = OnlineRule(PAPERS_KEYDIFF, config.kept_tokens, 0, 0, config.score_block_size)
         return prefill_online(decoder, token_ids, job, rule=rule, chunk_size=BLOCK)
 
 

@@ -49,15 +49,19 @@ def session_folder(name: str | None) -> Path:
     Raises:
         ConfigError: the name has characters that do not belong in a file name.
     """
-    name = DEFAULT_NAME if name is None else name
+    folder = sessions_root() / _checked(DEFAULT_NAME if name is None else name)
+    make_private(folder)
+    sweep(folder)
+    return folder
+
+
+def _checked(name: str) -> str:
+    """The name itself, if it is one: no path leads out of the sessions' folder."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"session name {name[:80]!r} may have letters, digits, '.', '_' and '-' only, at most 64; choose another"
         )
-    folder = sessions_root() / name
-    make_private(folder)
-    sweep(folder)
-    return folder
+    return name
 
 
 def list_sessions() -> list[StoredSession]:
@@ -70,10 +74,11 @@ def remove_session(name: str) -> int:
     """Delete a session's files; returns the bytes freed.
 
     Raises:
+        ConfigError: the name has characters that do not belong in a file name.
         CacheError: there is no such session.
     """
-    folder = sessions_root() / name
-    if not _NAME.fullmatch(name) or folder.is_symlink() or not folder.is_dir():
+    folder = sessions_root() / _checked(name)
+    if folder.is_symlink() or not folder.is_dir():
         names = ", ".join(session.name for session in list_sessions()) or "none"
         raise CacheError(f"no session called {name[:80]!r}; there are: {names}")
     size = _look(folder).bytes

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import max_pool1d, pad
 
 from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.compress.scoring import OnceEach
 from tidekv_llm.compress.selectors.base import Accumulator, Scorer, Selector
 from tidekv_llm.compress.selectors.snapkv import SnapKV
+from tidekv_llm.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -19,23 +23,46 @@ class ChunkKV(Selector):
 
     All keys of a chunk tie, so the top-k takes whole chunks, the same in all heads; the last one is cut to fit
     the budget exactly, its later tokens staying (ties go to the later token). Chunks count from position 0 to
-    the observation window; what remains is a shorter chunk of its own.
+    the observation window; what remains at the end makes a shorter one.
 
-    Deviations, on purpose: the budget is exact, window and sinks are mandatory, and every batch row has its own
-    chunks (kvpress applies row 0's to all).
+    Deviations, on purpose: chunks overlap by half and a key goes by its better one, for where a fixed grid falls is
+    chance, and a number across two chunks is torn apart (``stride=chunk_length`` is the paper's grid). The budget
+    is exact, window and sinks are mandatory, and every batch row has its own chunks (kvpress applies row 0's to
+    all).
 
     Args:
         chunk_length: tokens per chunk (20 in kvpress, 10 in the paper's main text).
+        stride: tokens from one chunk's start to the next one's; it divides ``chunk_length``. Half of it if None.
         reuse_layers: neighbouring layers that share the first one's choice.
         tokens: who scores single tokens.
+
+    Raises:
+        ConfigError: ``stride`` does not divide ``chunk_length``, or one of them is below 1.
     """
 
     name: ClassVar[str] = "chunkkv"
     query_aware: ClassVar[bool] = True
 
     chunk_length: int = 20
+    stride: int | None = None
     reuse_layers: int = 1
     tokens: Selector = field(default_factory=lambda: SnapKV(pooling="none"))
+
+    def __post_init__(self) -> None:
+        if self.chunk_length < 1:
+            raise ConfigError(f"chunk_length={self.chunk_length} must be at least 1")
+        if self.step < 1 or self.chunk_length % self.step:
+            raise ConfigError(
+                f"stride={self.stride} must divide chunk_length={self.chunk_length}; "
+                f"give both, for example stride={self.chunk_length}"
+            )
+
+    @property
+    def step(self) -> int:
+        """The stride in use: half a chunk, or a whole one where it has no half."""
+        if self.stride is not None:
+            return self.stride
+        return self.chunk_length // 2 if self.chunk_length % 2 == 0 else self.chunk_length
 
     def accumulator(self, prompt_length: int) -> Accumulator | None:
         return self.tokens.accumulator(prompt_length)
@@ -46,32 +73,33 @@ class ChunkKV(Selector):
         return self.tokens.needs_all_queries
 
     def scorer(self, layer: FullLayer, block_size: int) -> Scorer:
-        inner, length = self.tokens.scorer(layer, block_size), self.chunk_length
+        inner, step = self.tokens.scorer(layer, block_size), self.step
         prefix_length = layer.prompt_length - layer.queries.shape[2]
-        # A block can end inside a chunk: its mean is handed on, since computed twice it could differ in the
-        # last bit and break the tie between the chunk's tokens.
-        last_index, last_mean = -1, layer.keys.new_empty((layer.keys.shape[0], 0), dtype=torch.float32)
+        steps = math.ceil(prefix_length / step)
+        width = min(self.chunk_length // step, steps)  # of a chunk, in steps
+
+        def step_sums(first: int, last: int) -> Tensor:
+            tokens = inner(first * step, min(last * step, prefix_length)).sum(dim=1)  # [B, n]
+            whole = pad(tokens, (0, -tokens.shape[-1] % step))
+            return whole.view(tokens.shape[0], -1, step).sum(dim=-1)
+
+        once = OnceEach(step_sums)
 
         def scores(start: int, stop: int) -> Tensor:
-            nonlocal last_index, last_mean
-            first, end = start // length, -(-stop // length)
-            begin = first + 1 if first == last_index else first
-            means = last_mean if begin > first else last_mean[:, :0]
-            if begin < end:
-                tokens = inner(begin * length, min(end * length, prefix_length)).sum(dim=1)  # [B, n]
-                means = torch.cat((means, chunk_means(tokens, length)), dim=-1)
-            last_index, last_mean = end - 1, means[:, -1:].clone()
-            per_key = means.repeat_interleave(length, dim=-1)[:, start - first * length : stop - first * length]
+            first, last = start // step, math.ceil(stop / step)
+            # Chunk c covers the steps c to c + width - 1: these are the ones that touch [first, last).
+            chunks = range(max(0, first - width + 1), min(last, steps - width + 1))
+            sums = once(chunks.start, chunks.stop + width - 1).unfold(-1, width, 1).sum(dim=-1)
+            means = sums / _lengths(chunks, step, width, prefix_length).to(sums.device)
+            missing = (chunks.start - (first - width + 1), last - chunks.stop)
+            best = max_pool1d(pad(means, missing, value=-math.inf), width, stride=1)  # [B, last - first]
+            per_key = best.repeat_interleave(step, dim=-1)[:, start - first * step : stop - first * step]
             return per_key[:, None].expand(-1, layer.kv_heads, -1)
 
         return scores
 
 
-def chunk_means(scores: Tensor, length: int) -> Tensor:
-    """Mean of every run of ``length`` scores [B, n], the last one possibly shorter: [B, ceil(n / length)]."""
-    count = scores.shape[-1]
-    padded = torch.nn.functional.pad(scores, (0, -count % length))
-    sums = padded.view(scores.shape[0], -1, length).sum(dim=-1)
-    sizes = torch.full_like(sums[0], length)
-    sizes[-1] = count - (sums.shape[-1] - 1) * length
-    return sums / sizes
+def _lengths(chunks: range, step: int, width: int, prefix_length: int) -> Tensor:
+    """Tokens in each chunk: all the same but for the last one, which can end with a shorter step."""
+    starts = torch.arange(chunks.start, chunks.stop) * step
+    return (starts + width * step).clamp_max(prefix_length) - starts

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.compress.layer import FullLayer
-from tidekv_llm.compress.scoring import pool, query_weights, window_lse, window_weights
+from tidekv_llm.compress.scoring import OnceEach, pool, query_weights, window_lse, window_weights
 from tidekv_llm.compress.selectors.base import Scorer, Selector
 
 if TYPE_CHECKING:
@@ -47,24 +47,15 @@ class SnapKV(Selector):
         prefix_length = layer.prompt_length - layer.queries.shape[2]
         halo = 0 if self.pooling == "none" else self.kernel_size // 2
 
-        # Max pooling gives a whole neighbourhood one score. Each key's weight is therefore computed once and
-        # handed on to the next block: computed twice it could differ in the last bit, and a cut through such a
-        # neighbourhood would depend on the block size.
-        known_start, known = 0, layer.keys.new_empty((*layer.keys.shape[:2], 0), dtype=torch.float32)
+        def weights(start: int, stop: int) -> Tensor:
+            attention = window_weights(layer, lse, start, stop)  # [B, Hkv, G, W, n]
+            return torch.einsum("bhgwn,w->bhn", attention, share) / layer.group_size
+
+        once = OnceEach(weights)
 
         def scores(start: int, stop: int) -> Tensor:
-            nonlocal known_start, known
             # Neighbours on both sides take part in the pooling, as far as the prefix goes.
             left, right = max(0, start - halo), min(prefix_length, stop + halo)
-            known_stop = known_start + known.shape[-1]
-            if not known_start <= left <= known_stop <= right:
-                known_start, known_stop, known = left, left, known[..., :0]
-            known = known[..., left - known_start :]
-            if known_stop < right:
-                attention = window_weights(layer, lse, known_stop, right)  # [B, Hkv, G, W, n]
-                new = torch.einsum("bhgwn,w->bhn", attention, share) / layer.group_size
-                known = torch.cat((known, new), dim=-1)
-            known_start = left
-            return pool(known, self.kernel_size, self.pooling)[..., start - left : stop - left]
+            return pool(once(left, right), self.kernel_size, self.pooling)[..., start - left : stop - left]
 
         return scores
