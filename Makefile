@@ -37,6 +37,9 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	MYPYPATH=.:apps $(VENV)/bin/mypy -p tidekv_apps
+	cd integrations && MYPYPATH=.:.. ../$(VENV)/bin/mypy --config-file ../pyproject.toml --namespace-packages \
+	  --explicit-package-bases -p langchain_tidekv -p llama_index.llms.tidekv
 	$(VENV)/bin/lint-imports --no-cache
 
 format: $(VENV)/.dev
