@@ -16,7 +16,7 @@ from tests.reference.attention import dense_attention
 from tests.reference.selection import snapkv_scores
 from tests.tools.live_bytes import LiveBytes
 from tidekv_llm.compress.layer_end import select_positions
-from tidekv_llm.compress.scoring import StreamingTopK, blocks, pack, unpack_scores, window_lse
+from tidekv_llm.compress.scoring import OnceEach, StreamingTopK, blocks, pack, unpack_scores, window_lse
 from tidekv_llm.compress.selectors import SnapKV
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=True, allow_subnormal=True)
@@ -73,6 +73,26 @@ def test_each_key_has_one_score_in_whatever_order_blocks_are_asked() -> None:
     scorer, fresh = SnapKV().scorer(random_layer(83), 20), SnapKV().scorer
     for start, stop in [(40, 60), (4, 24), (24, 44), (30, 34), (44, 67), (0, 67), (0, 1)]:
         torch.testing.assert_close(scorer(start, stop), fresh(random_layer(83), 20)(start, stop), rtol=1e-5, atol=0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=8))
+def test_values_are_right_in_any_order_and_computed_once_while_ranges_move_forward(
+    steps: list[tuple[int, int]],
+) -> None:
+    computed: list[int] = []
+
+    def compute(start: int, stop: int) -> torch.Tensor:
+        computed.extend(range(start, stop))
+        return torch.arange(start, stop).float()
+
+    once = OnceEach(compute)
+    for start, length in steps:
+        assert once(start, start + length).tolist() == list(range(start, start + length))
+    computed.clear()
+    forward = OnceEach(compute)
+    for start in range(0, 40, 7):
+        forward(max(0, start - 3), start + 7 + 3)
+    assert computed == list(range(45))
 
 
 # --- the streaming top-k --------------------------------------------------------------------------------

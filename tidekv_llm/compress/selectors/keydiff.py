@@ -39,7 +39,7 @@ class KeyDiff(Selector):
 
     name: ClassVar[str] = "keydiff"
 
-    segment_length: int | None = 2048
+    segment_length: int | None = 512
     share_heads: bool = True
 
     def __post_init__(self) -> None:
