@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 CHUNK_SIZES = (2048, 1024, 512, 256, 128)
 KEYDIFF_BLOCK = 128
+# No device has less; a number without a unit means bytes.
+LEAST_MEMORY = 2**20
 # Schedules that no chunk_size changes: they take the prompt whole, or have a step of their own.
 WHOLE_PROMPT = ("post-prefill", "one-shot", "kivi", "keydiff-online")
 # What a CUDA process holds beside its tensors: context, kernels, the allocator's reserve. The paper's A100 figures
@@ -598,11 +600,11 @@ def _plan_rows(plan: Plan, device_memory: int | None, schedules: tuple[str, ...]
         )
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, *, least: int = 0) -> int:
     """``24GiB``, ``24GB``, ``512MiB``, ``80g`` or plain bytes as a number of bytes.
 
     Raises:
-        ConfigError: it is no size.
+        ConfigError: it is no size, or below ``least``: most likely its unit was forgotten.
     """
     import re
 
@@ -612,4 +614,7 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in units:
         raise ConfigError(f"{text!r} is no size; write 24GiB, 512MiB or a number of bytes")
-    return int(float(match[1]) * units[match[2].lower()])
+    size = int(float(match[1]) * units[match[2].lower()])
+    if size < least:
+        raise ConfigError(f"{text!r} is {size:,} bytes, too little for a device; write a unit, such as 24GiB")
+    return size

@@ -6,7 +6,17 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from tidekv_llm.bench.harness import Harness, Job, Row, add_common_arguments, add_model_arguments, bars, mib, names
+from tidekv_llm.bench.harness import (
+    Harness,
+    Job,
+    Row,
+    add_common_arguments,
+    add_model_arguments,
+    bars,
+    count,
+    mib,
+    names,
+)
 from tidekv_llm.bench.task import HF_ONE_SHOT, Measurement
 from tidekv_llm.schedules import schedule_names
 
@@ -16,18 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_common_arguments(parser, rounds=1)
     parser.add_argument("--memory-limit", default="256MiB", help="beyond the loaded model (default: %(default)s)")
-    parser.add_argument("--step", type=int, default=1024, help="resolution in tokens (default: %(default)s)")
-    parser.add_argument("--longest", type=int, default=16384, help="where to stop (default: %(default)s)")
+    parser.add_argument("--step", type=count, default=1024, help="resolution in tokens (default: %(default)s)")
+    parser.add_argument("--longest", type=count, default=16384, help="where to stop (default: %(default)s)")
     allowed = (HF_ONE_SHOT, *schedule_names())
     parser.add_argument("--methods", type=names(allowed), default=["post-prefill", "tidekv"], help="comma-separated")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and report: each method's longest length by bisection, each try in a process of its own."""
-    from tidekv_llm.planner import parse_bytes
+    from tidekv_llm.planner import LEAST_MEMORY, parse_bytes
 
     harness = Harness("capacity", options)
-    limit = parse_bytes(options.memory_limit)
+    limit = parse_bytes(options.memory_limit, least=LEAST_MEMORY)
     rows = [_row(options, harness, method, limit) for method in options.methods]
     title = f"{options.model}, {options.memory_limit} beyond the loaded model"
     return harness.finish(rows, title=title, plot=lambda figure: _plot(figure, rows))

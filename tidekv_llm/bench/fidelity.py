@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidekv_llm.bench.harness import Harness, Job, Row, add_common_arguments, add_model_arguments, counts, names
+from tidekv_llm.bench.harness import Harness, Job, Row, add_common_arguments, add_model_arguments, count, counts, names
 from tidekv_llm.schedules import schedule_names
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
     add_model_arguments(parser)
     add_common_arguments(parser, rounds=1)
-    parser.add_argument("--prompts", type=int, default=10, help="different prompts (default: %(default)s)")
+    parser.add_argument("--prompts", type=count, default=10, help="different prompts (default: %(default)s)")
     parser.add_argument("--methods", type=names(schedule_names()), default=list(METHODS), help="comma-separated")
     budgets = [256, 512, 1024, 2048]
     parser.add_argument("--budgets", type=counts, default=budgets, help="for the drift per budget (default: to 2048)")
-    parser.add_argument("--budget-prompts", type=int, default=1, help="prompts for it (default: %(default)s)")
+    parser.add_argument("--budget-prompts", type=count, default=1, help="prompts for it (default: %(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tidekv_llm.bench.children import ChildFailed, run_job
 from tidekv_llm.bench.environment import commit, environment
+from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import ConfigError
 
 FILE_WIDTH = 240
@@ -46,36 +47,48 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, rounds: int = 3) ->
     """Options of every benchmark."""
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="forget what an interrupted benchmark has measured")
-    parser.add_argument("--rounds", type=_count, default=rounds, help="runs of each method (default: %(default)s)")
+    parser.add_argument("--rounds", type=count, default=rounds, help="runs of each method (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, prompt_tokens: int = 8192) -> None:
     """Options about the model and the prompt."""
     parser.add_argument("--model", default="smollm2-135m", help="or random:llama-3.1-8b (default: %(default)s)")
-    parser.add_argument("--layers", type=_count, help="layers of a random model (default: its own number)")
-    parser.add_argument("--prompt-tokens", type=_count, default=prompt_tokens, help="default: %(default)s")
-    parser.add_argument("--kept-tokens", type=_count, default=1024, help="default: %(default)s")
-    parser.add_argument("--chunk-size", type=_count, default=512, help="default: %(default)s")
+    parser.add_argument("--layers", type=count, help="layers of a random model (default: its own number)")
+    parser.add_argument("--prompt-tokens", type=count, default=prompt_tokens, help="default: %(default)s")
+    parser.add_argument("--kept-tokens", type=count, default=1024, help="default: %(default)s")
+    parser.add_argument("--chunk-size", type=count, default=512, help="default: %(default)s")
 
 
-def _count(text: str) -> int:
-    number = int(text)
+def count(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} must be at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
     return number
+
+
+def parts(text: str) -> list[str]:
+    """What stands between the commas, at least one."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("it is empty; give one or more, separated by commas")
+    return found
 
 
 def counts(text: str) -> list[int]:
     """``512,1024`` as numbers, for argparse."""
-    return [_count(part) for part in text.split(",") if part.strip()]
+    return [count(part) for part in parts(text)]
 
 
 def names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
     """A comma-separated list out of ``allowed``, for argparse."""
 
     def parse(text: str) -> list[str]:
-        chosen = [part.strip() for part in text.split(",") if part.strip()]
+        chosen = parts(text)
         for name in chosen:
             if name not in allowed:
                 raise argparse.ArgumentTypeError(f"{name!r} is unknown; choose from {', '.join(allowed)}")
@@ -94,6 +107,8 @@ class Harness:
 
     def __init__(self, name: str, options: argparse.Namespace) -> None:
         self.name, self.options = name, options
+        if hasattr(options, "chunk_size"):  # a wrong option is told here, not by the first process
+            PrefillConfig(kept_tokens=options.kept_tokens, chunk_size=options.chunk_size)
         self.folder: Path = options.out
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

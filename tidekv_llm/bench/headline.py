@@ -13,6 +13,7 @@ from tidekv_llm.bench.harness import (
     add_common_arguments,
     add_model_arguments,
     bars,
+    count,
     counts,
     mib,
     summary,
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_common_arguments(parser)
     parser.add_argument("--sizes", type=counts, default=[512, 1024, 2048], help="chunk sizes (default: 512,1024,2048)")
-    parser.add_argument("--new-tokens", type=int, default=33, help="tokens to decode (default: %(default)s)")
+    parser.add_argument("--new-tokens", type=count, default=33, help="tokens to decode (default: %(default)s)")
     parser.add_argument("--no-fidelity", action="store_true", help="leave out the hidden states")
 
 

@@ -13,6 +13,7 @@ from tidekv_llm.bench.harness import (
     add_common_arguments,
     add_model_arguments,
     bars,
+    count,
     mib,
     names,
     summary,
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     allowed = (HF_ONE_SHOT, *schedule_names())
     default = [HF_ONE_SHOT, MATCHED, "tidekv"]
     parser.add_argument("--methods", type=names(allowed), default=default, help=f"of {', '.join(allowed)}")
-    parser.add_argument("--new-tokens", type=int, default=32, help="tokens to decode (default: %(default)s)")
+    parser.add_argument("--new-tokens", type=count, default=32, help="tokens to decode (default: %(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,10 +11,12 @@ from tidekv_llm.bench.harness import (
     Row,
     add_common_arguments,
     add_model_arguments,
+    count,
     counts,
     mib,
     names,
 )
+from tidekv_llm.errors import ConfigError
 from tidekv_llm.schedules import schedule_names
 
 CYCLE = (256, 1536, 512, 3072, 1024)
@@ -24,15 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
     add_model_arguments(parser)
     add_common_arguments(parser, rounds=1)
-    parser.add_argument("--requests", type=int, default=150, help="requests (default: %(default)s)")
+    parser.add_argument("--requests", type=count, default=150, help="requests (default: %(default)s)")
     parser.add_argument("--cycle", type=counts, default=list(CYCLE), help="prompt lengths, over and over")
-    parser.add_argument("--new-tokens", type=int, default=4, help="tokens per answer (default: %(default)s)")
+    parser.add_argument("--new-tokens", type=count, default=4, help="tokens per answer (default: %(default)s)")
     methods = ["tidekv", "post-prefill"]
     parser.add_argument("--methods", type=names(schedule_names()), default=methods, help="default: both")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and report."""
+    least = 3 * len(options.cycle)
+    if options.requests < least:
+        raise ConfigError(f"--requests={options.requests} must be at least {least}: two cycles warm up")
     harness = Harness("persistent", options)
     runs = harness.run([_job(options, method) for method in options.methods])
     rows = [_row(method, trace(runs[method][0]), runs[method][0]) for method in options.methods]

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 # The components that decide; --json has all of them.
 COLUMNS = {"compressed_cache": "cache", "active_kv": "layer KV", "bridge": "bridge", "activations": "act."}
 MIN_WIDTH = 100
-# No device has less; a number without a unit means bytes.
-LEAST_MEMORY = 2**20
 HELP = "predict memory from a model's config alone, and say what fits"
 
 
@@ -46,7 +44,7 @@ def _chunk_size(text: str) -> int | str:
 
 def run(options: argparse.Namespace) -> int:
     """Predict and print."""
-    from tidekv_llm.planner import Plan, parse_bytes, plan_table
+    from tidekv_llm.planner import LEAST_MEMORY, Plan, parse_bytes, plan_table
     from tidekv_llm.shapes import ModelShape, find_config
 
     for name in ("context", "batch"):
@@ -54,9 +52,7 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigError(f"--{name}={getattr(options, name)} must be at least 1")
     if options.layers is not None and options.layers < 1:
         raise ConfigError(f"--layers={options.layers} must be at least 1")
-    memory = parse_bytes(options.device_memory) if options.device_memory else None
-    if memory is not None and memory < LEAST_MEMORY:
-        raise ConfigError(f"--device-memory={options.device_memory} is {memory:,} bytes; write a unit, such as 24GiB")
+    memory = parse_bytes(options.device_memory, least=LEAST_MEMORY) if options.device_memory else None
     config = PrefillConfig(
         chunk_size=options.chunk_size,
         kept_tokens=options.kept_tokens,

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidekv_llm.bench.harness import Harness, Job, Row, add_common_arguments, bars, counts, names
+from tidekv_llm.bench.harness import Harness, Job, Row, add_common_arguments, bars, count, counts, names, parts
+from tidekv_llm.config import PrefillConfig
 
 if TYPE_CHECKING:
     from tidekv_llm.engine import TideKV
@@ -98,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from tidekv_llm.bench.needle import HAYSTACKS
 
     parser.add_argument("--model", default="smollm2-135m", help="alias, hub id or folder (default: %(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=7000, help="default: %(default)s")
+    parser.add_argument("--prompt-tokens", type=count, default=7000, help="default: %(default)s")
     parser.add_argument("--kept-tokens", type=counts, default=[512, 1024], help="budgets (default: 512,1024)")
     parser.add_argument("--haystacks", type=names(tuple(HAYSTACKS)), default=list(HAYSTACKS), help="default: all")
     parser.add_argument("--numbers", type=_numbers, default=list(NUMBERS), help=f"default: {','.join(NUMBERS)}")
@@ -107,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _numbers(text: str) -> list[str]:
-    found = [part.strip() for part in text.split(",") if part.strip()]
+    found = parts(text)
     for number in found:
         if not number.isdecimal():
             raise argparse.ArgumentTypeError(f"{number!r} is no number; give digits, for example 7422361")
@@ -116,7 +117,7 @@ def _numbers(text: str) -> list[str]:
 
 def _depths(text: str) -> list[float]:
     try:
-        found = [float(part) for part in text.split(",") if part.strip()]
+        found = [float(part) for part in parts(text)]
     except ValueError:
         found = [-1.0]
     if not all(0 <= depth <= 1 for depth in found):
@@ -126,6 +127,8 @@ def _depths(text: str) -> list[float]:
 
 def run(options: argparse.Namespace) -> int:
     """Sweep and report: a table, JSON with every answer, CSV, a picture."""
+    for kept, choice in itertools.product(options.kept_tokens, settings()):
+        _config(kept, choice)  # a budget that cannot be is told here, not by the first process
     harness = Harness("selectors", options)
     jobs = [_job(options, *place) for place in itertools.product(options.haystacks, options.numbers, options.depths)]
     runs = harness.run(jobs)
@@ -180,17 +183,20 @@ def ask(
 ) -> list[Outcome]:
     """One prefill; the answer with everything kept, and then every setting's with every budget."""
     from tidekv_llm.bench.needle import answers, make_needle
-    from tidekv_llm.config import PrefillConfig
 
     needle = make_needle(llm, prompt_tokens, depth, number, haystack)
     cases = [(choice, kept) for kept in kept_tokens for choice in choices]
     everything = PrefillConfig(kept_tokens=len(needle.token_ids))
-    configs = [PrefillConfig(kept_tokens=kept).replace(**choice) for choice, kept in cases]
+    configs = [_config(kept, choice) for choice, kept in cases]
     texts = answers(llm, needle.token_ids, [everything, *configs])
     return [
         Outcome(choice, kept, haystack, number, depth, text)
         for (choice, kept), text in zip([({}, 0), *cases], texts, strict=True)
     ]
+
+
+def _config(kept_tokens: int, setting: Setting) -> PrefillConfig:
+    return PrefillConfig().replace(kept_tokens=kept_tokens, **setting)
 
 
 def tabulate(outcomes: Sequence[Outcome]) -> list[Row]:
@@ -230,12 +236,10 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
 
 def describe(outcome: Outcome) -> str:
     """A setting in words: ``snapkv, W=16, max 21``, and what else differs from the defaults."""
-    from tidekv_llm.config import PrefillConfig
-
     if not outcome.kept_tokens:
         return EVERYTHING
     setting = outcome.setting
-    config = PrefillConfig(kept_tokens=outcome.kept_tokens).replace(**setting)
+    config = _config(outcome.kept_tokens, setting)
     name = str(config.selector)
     if name == "snapkv":
         pooling = config.pooling if config.pooling == "none" else f"{config.pooling} {config.kernel_size}"

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tidekv_llm.bench.harness import count
 from tidekv_llm.errors import TideKVError
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ _WARM_UP = "Reading a short text first keeps the costs of first calls out of the
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``tidekv bench sessions``."""
     parser.add_argument("--model", default="smollm2-135m", help="alias, hub id or folder (default: %(default)s)")
-    parser.add_argument("--document-tokens", type=int, default=8000, help="size of the document (default: %(default)s)")
-    parser.add_argument("--kept-tokens", type=int, default=1024, help="KV positions per layer (default: %(default)s)")
-    parser.add_argument("--chunk-size", type=int, default=2048, help="tokens per step (default: %(default)s)")
+    parser.add_argument("--document-tokens", type=count, default=8000, help="its size (default: %(default)s)")
+    parser.add_argument("--kept-tokens", type=count, default=1024, help="KV positions per layer (default: %(default)s)")
+    parser.add_argument("--chunk-size", type=count, default=2048, help="tokens per step (default: %(default)s)")
     parser.add_argument("--stores", nargs="+", choices=STORES, default=list(STORES), help="which stores")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
