@@ -128,6 +128,8 @@ class PrefillConfig:
             raise ConfigError(
                 f"selector={self.selector!r} must be a name ({', '.join(selector_names())}) or a Selector"
             )
+        elif not isinstance(getattr(self.selector, "name", None), str):
+            raise ConfigError(f"selector {type(self.selector).__name__} has no name; give the class a `name` string")
         _one_of("layer_budget", self.layer_budget, LAYER_BUDGETS)
         _one_of("head_budget", self.head_budget, HEAD_BUDGETS)
         _one_of("schedule", self.schedule, schedule_names())

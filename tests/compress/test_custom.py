@@ -24,7 +24,7 @@ from tidekv_llm.compress.layer_end import select_per_head, select_positions
 from tidekv_llm.compress.selectors import H2O, ChunkKV, Scorer, Selector, selector_names
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.engine import TideKV
-from tidekv_llm.errors import SelectorError
+from tidekv_llm.errors import ConfigError, SelectorError
 from tidekv_llm.memory import MemoryMeter
 from tidekv_llm.request import Request
 from tidekv_llm.schedules import Job, make_schedule
@@ -73,6 +73,41 @@ def test_a_selector_may_choose_places_itself() -> None:
 def test_places_that_cannot_be_are_an_error(places: list[float], message: str) -> None:
     with pytest.raises(SelectorError, match=message):
         select(lambda layer, count: torch.tensor(places).expand(1, 2, -1))
+
+
+@pytest.mark.parametrize(
+    ("scorer", "message"),
+    [
+        (None, "gave NoneType where scorer"),
+        (lambda start, stop: [0.0] * (stop - start), "gave list where a tensor of shape"),
+        (lambda start, stop: torch.zeros(1, 2, stop - start, dtype=torch.complex64), "gave torch.complex64"),
+        (lambda start, stop: torch.zeros(1, 2, stop - start, device="meta"), "on meta, not"),
+    ],
+    ids=["none", "list", "complex", "elsewhere"],
+)
+def test_scores_that_are_none_are_an_error(scorer: Any, message: str) -> None:
+    class Wrong(Selector):
+        name: ClassVar[str] = "wrong"
+
+        def scorer(self, layer: FullLayer, block_size: int) -> Scorer:
+            return scorer  # type: ignore[no-any-return]
+
+    with pytest.raises(SelectorError, match=message):
+        select_positions(random_layer(60), Wrong(), 25, window_size=16, sinks=4, block_size=8)
+
+
+def test_places_that_are_no_tensor_are_an_error() -> None:
+    with pytest.raises(SelectorError, match="gave indices as list"):
+        select(lambda layer, count: [4, 5, 6, 7, 8])  # type: ignore[arg-type,return-value]
+
+
+def test_a_selector_without_a_name_is_refused() -> None:
+    class Nameless(Selector):
+        def scorer(self, layer: FullLayer, block_size: int) -> Scorer:
+            raise AssertionError
+
+    with pytest.raises(ConfigError, match="selector Nameless has no name"):
+        PrefillConfig(selector=Nameless())
 
 
 def test_places_cannot_be_compared_between_heads_or_layers() -> None:
@@ -144,8 +179,8 @@ def test_settings_have_names_of_their_own() -> None:
 
 def test_the_verdict_can_go_both_ways() -> None:
     rows = [*outcomes(2), *outcomes(2, window_size=8), *outcomes(3, selector="keydiff")]
-    assert verdict(rows) == "No SnapKV setting finds more than the defaults (2 of 3)"
-    better = "The defaults find 2 of 3; better, with 3: snapkv, W=32, max 21"
+    assert verdict(rows) == "No SnapKV setting answers more right than the defaults (2 of 3)"
+    better = "The defaults answer 2 of 3 right; better, with 3: snapkv, W=32, max 21"
     assert verdict([*rows, *outcomes(3, window_size=32)]) == better
 
 

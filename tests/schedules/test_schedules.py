@@ -9,8 +9,10 @@ import torch
 
 from tests.tiny_models import random_prompt, tiny_model
 from tidekv_llm import PrefillConfig, TideKV
+from tidekv_llm.compress.selectors import KeyDiff
 from tidekv_llm.errors import Cancelled, UnsupportedModelError
 from tidekv_llm.schedules import schedule_names
+from tidekv_llm.schedules.keydiff_online import PAPERS_KEYDIFF
 
 FULL = ("one-shot", "chunked", "tidekv-no-evict", "headinfer", "mini-sequence")
 EXACT_PROMPT = (*FULL, "tidekv", "post-prefill", "kivi")
@@ -156,3 +158,10 @@ def test_an_mlp_that_cannot_be_split_is_refused():
     llm = TideKV(tiny_model("gpt_oss"), prefill=PrefillConfig(chunk_size=16, kept_tokens=32, mlp_chunk_size=4))
     with pytest.raises(UnsupportedModelError, match="mlp_chunk_size"):
         llm.prefill(PROMPT[:40])
+
+
+def test_online_keydiff_is_the_papers_heads_choose_for_themselves() -> None:
+    config = PrefillConfig(kept_tokens=60, window_size=8, sinks=2, schedule="keydiff-online")
+    cache = TideKV(tiny_model("llama"), prefill=config).prefill(random_prompt(300)).cache
+    assert not torch.equal(cache.positions(1, 0), cache.positions(1, 1))
+    assert KeyDiff(segment_length=None, share_heads=False) == PAPERS_KEYDIFF

@@ -24,7 +24,7 @@ from tidekv_llm.schedules import schedule_names
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
     add_model_arguments(parser)
-    add_common_arguments(parser, rounds=1)
+    add_common_arguments(parser, rounds=None)
     parser.add_argument("--memory-limit", default="256MiB", help="beyond the loaded model (default: %(default)s)")
     parser.add_argument("--step", type=count, default=1024, help="resolution in tokens (default: %(default)s)")
     parser.add_argument("--longest", type=count, default=16384, help="where to stop (default: %(default)s)")

@@ -19,11 +19,19 @@ from tidekv_llm.bench.task import Measurement
 from tidekv_llm.errors import TideKVError
 
 PACKAGE = "tidekv_llm.bench"
-_MARK = "tidekv-result "
+_MARK, _REFUSED = "tidekv-result ", "tidekv-refused "
 
 
 class ChildFailed(TideKVError):
-    """A measurement's process ended with an error; the message is its last line."""
+    """A measurement's process ended with an error; the message is its last line.
+
+    Attributes:
+        refused: whether it was one of our own errors about what was asked for, not a lack of memory or a crash.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 def run_child(what: Measurement, *, timeout_seconds: float = 3600) -> dict[str, Any]:
@@ -49,6 +57,9 @@ def run_job(function: str, arguments: Mapping[str, Any], *, timeout_seconds: flo
         )
     except subprocess.TimeoutExpired as error:
         raise ChildFailed(f"{function} took more than {timeout_seconds:.0f} s") from error
+    refusals = [line for line in done.stdout.splitlines() if line.startswith(_REFUSED)]
+    if refusals:
+        raise ChildFailed(json.loads(refusals[-1].removeprefix(_REFUSED)), refused=True)
     results = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or not results:
         lines = done.stderr.strip().splitlines()
@@ -64,12 +75,18 @@ def echo(value: int) -> dict[str, int]:
     return {"value": value}
 
 
-def main(arguments: Sequence[str]) -> None:
-    """The child's side."""
+def main(arguments: Sequence[str]) -> int:
+    """The child's side; returns the exit code."""
     module, name = arguments[0].split(":")
     function = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
-    print(_MARK + json.dumps(function(**json.loads(arguments[1]))))
+    try:
+        result = function(**json.loads(arguments[1]))
+    except TideKVError as error:
+        print(_REFUSED + json.dumps(str(error)))
+        return 1
+    print(_MARK + json.dumps(result))
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -28,7 +28,7 @@ FIGURES = ("relative_l2", "cosine", "top1_agreement", "js_divergence")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
     add_model_arguments(parser)
-    add_common_arguments(parser, rounds=1)
+    add_common_arguments(parser, rounds=None)
     parser.add_argument("--prompts", type=count, default=10, help="different prompts (default: %(default)s)")
     parser.add_argument("--methods", type=names(schedule_names()), default=list(METHODS), help="comma-separated")
     budgets = [256, 512, 1024, 2048]

@@ -43,11 +43,14 @@ class Job:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def add_common_arguments(parser: argparse.ArgumentParser, *, rounds: int = 3) -> None:
-    """Options of every benchmark."""
+def add_common_arguments(parser: argparse.ArgumentParser, *, rounds: int | None = 3) -> None:
+    """Options of every benchmark; no ``--rounds`` where every job is a single run (None)."""
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="forget what an interrupted benchmark has measured")
-    parser.add_argument("--rounds", type=count, default=rounds, help="runs of each method (default: %(default)s)")
+    if rounds is None:
+        parser.set_defaults(rounds=1)
+    else:
+        parser.add_argument("--rounds", type=count, default=rounds, help="runs of each method (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -152,12 +155,18 @@ class Harness:
         return runs
 
     def try_run(self, job: Job) -> Run | None:
-        """One run outside of rounds; None if its process failed."""
+        """One run outside of rounds; None if its process failed, for want of memory most likely.
+
+        Raises:
+            ChildFailed: what was asked for cannot be.
+        """
         key = job.key(0)
         if key not in self._done:
             try:
                 self._remember(key, job, run_job(job.function, job.arguments))
-            except ChildFailed:
+            except ChildFailed as error:
+                if error.refused:
+                    raise
                 return None
         return self._done[key]
 
@@ -202,8 +211,14 @@ class _Bar:
             TimeRemainingColumn(compact=True),
             TextColumn("[dim]{task.fields[doing]}"),
         )
-        console = Console(stderr=True, quiet=hidden)
-        self._progress = Progress(*columns, console=console, transient=True, speed_estimate_period=3600)
+        console = Console(stderr=True)
+        self._progress = Progress(
+            *columns,
+            console=console,
+            transient=True,
+            disable=hidden or not console.is_terminal,
+            speed_estimate_period=3600,
+        )
         self._task = self._progress.add_task(name, total=total, doing="")
 
     def __enter__(self) -> Callable[[str, int], None]:

@@ -17,6 +17,7 @@ from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.compress.fan_out import FanOut
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.decode.loop import DecodeAdapter, decode_tokens
+from tidekv_llm.errors import ConfigError
 from tidekv_llm.memory import MemoryMeter
 from tidekv_llm.request import Request
 from tidekv_llm.schedules import Job, make_schedule
@@ -70,6 +71,7 @@ def _manual_sentences() -> tuple[str, ...]:
     return tuple(sentence for sentence in found if "number" not in sentence)
 
 
+# What "manual" says can change with the release of Python: its text comes with the interpreter.
 HAYSTACKS: dict[str, Callable[[int], str]] = {"prose": _prose, "noise": _noise, "manual": _manual}
 
 
@@ -79,7 +81,7 @@ class Needle:
 
     Attributes:
         token_ids: the whole chat prompt.
-        number: seven digits.
+        number: its digits.
         depth: where it lies, from 0 (start) to 1 (end).
     """
 
@@ -99,6 +101,9 @@ def make_needle(
         depth: where the number lies among the sentences, from 0 to 1.
         number: what is hidden.
         haystack: one of :data:`HAYSTACKS`.
+
+    Raises:
+        ConfigError: the question alone is longer.
     """
     tokenizer = llm.tokenizer
     assert tokenizer is not None
@@ -108,6 +113,8 @@ def make_needle(
         return llm.encode([{"role": "user", "content": f"{text}\n\n{QUESTION}"}])
 
     room = prompt_tokens - len(prompt((), ()))
+    if room < 0:
+        raise ConfigError(f"prompt_tokens={prompt_tokens} is too few: the question takes {prompt_tokens - room}")
     sentences: list[str] = []
     for index in itertools.count():
         sentence = HAYSTACKS[haystack](index)

@@ -25,7 +25,7 @@ CYCLE = (256, 1536, 512, 3072, 1024)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
     add_model_arguments(parser)
-    add_common_arguments(parser, rounds=1)
+    add_common_arguments(parser, rounds=None)
     parser.add_argument("--requests", type=count, default=150, help="requests (default: %(default)s)")
     parser.add_argument("--cycle", type=counts, default=list(CYCLE), help="prompt lengths, over and over")
     parser.add_argument("--new-tokens", type=count, default=4, help="tokens per answer (default: %(default)s)")

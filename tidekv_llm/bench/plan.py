@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigError(f"--{name}={getattr(options, name)} must be at least 1")
     if options.layers is not None and options.layers < 1:
         raise ConfigError(f"--layers={options.layers} must be at least 1")
-    memory = parse_bytes(options.device_memory, least=LEAST_MEMORY) if options.device_memory else None
+    memory = parse_bytes(options.device_memory, least=LEAST_MEMORY) if options.device_memory is not None else None
     config = PrefillConfig(
         chunk_size=options.chunk_size,
         kept_tokens=options.kept_tokens,

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidekv_llm.bench.harness import Harness, Job, Row, add_common_arguments, bars, count, counts, names, parts
 from tidekv_llm.config import PrefillConfig
+from tidekv_llm.errors import ConfigError
+from tidekv_llm.shapes import RANDOM_PREFIX
 
 if TYPE_CHECKING:
     from tidekv_llm.engine import TideKV
@@ -54,7 +57,7 @@ OTHERS: tuple[Setting, ...] = (
     {"selector": "random"},
 )
 SNAPKV_OPTIONS = {"window_size", "pooling", "kernel_size", "weights"}
-NUMBERS = ("7422361", "9051847", "3860529")
+NUMBERS = ("7422361", "9051847")
 DEPTHS = (0.1, 0.5, 0.9)
 EVERYTHING = "everything kept"
 
@@ -82,7 +85,7 @@ class Outcome:
     @property
     def found(self) -> bool:
         """Whether the number is in the answer."""
-        return self.number in self.answer
+        return self.number in re.findall("[0-9]+", self.answer)
 
 
 def settings() -> list[Setting]:
@@ -104,15 +107,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--haystacks", type=names(tuple(HAYSTACKS)), default=list(HAYSTACKS), help="default: all")
     parser.add_argument("--numbers", type=_numbers, default=list(NUMBERS), help=f"default: {','.join(NUMBERS)}")
     parser.add_argument("--depths", type=_depths, default=list(DEPTHS), help="from 0 to 1 (default: 0.1,0.5,0.9)")
-    add_common_arguments(parser, rounds=1)
+    add_common_arguments(parser, rounds=None)
 
 
 def _numbers(text: str) -> list[str]:
     found = parts(text)
     for number in found:
-        if not number.isdecimal():
-            raise argparse.ArgumentTypeError(f"{number!r} is no number; give digits, for example 7422361")
-    return found
+        if not re.fullmatch("[0-9]{5,12}", number):
+            raise argparse.ArgumentTypeError(f"{number!r} must have 5 to 12 digits, for example 7422361")
+    return list(dict.fromkeys(found))
 
 
 def _depths(text: str) -> list[float]:
@@ -122,13 +125,12 @@ def _depths(text: str) -> list[float]:
         found = [-1.0]
     if not all(0 <= depth <= 1 for depth in found):
         raise argparse.ArgumentTypeError(f"{text!r} must be depths from 0 to 1, for example 0.1,0.5,0.9")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def run(options: argparse.Namespace) -> int:
     """Sweep and report: a table, JSON with every answer, CSV, a picture."""
-    for kept, choice in itertools.product(options.kept_tokens, settings()):
-        _config(kept, choice)  # a budget that cannot be is told here, not by the first process
+    _check(options)
     harness = Harness("selectors", options)
     jobs = [_job(options, *place) for place in itertools.product(options.haystacks, options.numbers, options.depths)]
     runs = harness.run(jobs)
@@ -136,6 +138,19 @@ def run(options: argparse.Namespace) -> int:
     rows = tabulate(outcomes)
     title = f"Needles found, {options.model}, {options.prompt_tokens:,} tokens. {verdict(outcomes)}"
     return harness.finish(rows, runs=runs, title=title, plot=lambda figure: _plot(figure, rows))
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What cannot be is told here, not by the first process."""
+    if options.model.startswith(RANDOM_PREFIX):
+        raise ConfigError(f"--model={options.model} has no tokenizer; this benchmark needs a model that can read")
+    least = max(each.window_size + each.sinks for each in (_config(2**30, choice) for choice in settings()))
+    for kept in options.kept_tokens:
+        if not least <= kept < options.prompt_tokens:
+            raise ConfigError(
+                f"--kept-tokens={kept} must be at least {least} (the widest window and the sinks) "
+                f"and below --prompt-tokens={options.prompt_tokens}"
+            )
 
 
 def _job(options: argparse.Namespace, haystack: str, number: str, depth: float) -> Job:
@@ -148,7 +163,7 @@ def _job(options: argparse.Namespace, haystack: str, number: str, depth: float) 
         "depth": depth,
         "choices": settings(),
     }
-    return Job(f"{number} in {haystack} at {depth:.0%}", "selectors:find", arguments)
+    return Job(f"{number} in {haystack} at {depth:g}", "selectors:find", arguments)
 
 
 def find(
@@ -164,9 +179,17 @@ def find(
     """The child's work: one needle, every setting with every budget."""
     from dataclasses import asdict
 
+    from tidekv_llm.bench.needle import ANSWER_TOKENS
     from tidekv_llm.engine import TideKV
 
     with TideKV.from_pretrained(model) as llm:
+        if llm.tokenizer is None:
+            raise ConfigError(f"--model={model} has no tokenizer; this benchmark needs a model that can read")
+        if prompt_tokens + ANSWER_TOKENS > llm.context_window:
+            raise ConfigError(
+                f"--prompt-tokens={prompt_tokens} and an answer of {ANSWER_TOKENS} exceed the model's "
+                f"{llm.context_window:,} tokens; give fewer"
+            )
         outcomes = ask(llm, choices, kept_tokens, prompt_tokens, haystack=haystack, number=number, depth=depth)
     return {"outcomes": [asdict(outcome) for outcome in outcomes]}
 
@@ -220,7 +243,7 @@ def tabulate(outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
-    """One line: whether a SnapKV setting found more needles than the defaults did."""
+    """One line: whether a SnapKV setting found more than the defaults did, over all budgets together."""
     totals: dict[str, int] = {}
     for outcome in outcomes:
         if outcome.kept_tokens and set(outcome.setting) <= SNAPKV_OPTIONS:
@@ -229,9 +252,9 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     asked = sum(1 for outcome in outcomes if outcome.kept_tokens and not outcome.setting)
     ours, best = next(iter(totals.values())), max(totals.values())
     if best == ours:
-        return f"No SnapKV setting finds more than the defaults ({ours} of {asked})"
+        return f"No SnapKV setting answers more right than the defaults ({ours} of {asked})"
     better = "; ".join(name for name, total in totals.items() if total == best)
-    return f"The defaults find {ours} of {asked}; better, with {best}: {better}"
+    return f"The defaults answer {ours} of {asked} right; better, with {best}: {better}"
 
 
 def describe(outcome: Outcome) -> str:

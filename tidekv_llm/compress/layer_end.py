@@ -12,6 +12,7 @@ from tidekv_llm.compress.budgets import ada_head_budgets
 from tidekv_llm.compress.layer import FullLayer
 from tidekv_llm.compress.scoring import StreamingTopK, blocks, pack
 from tidekv_llm.compress.selectors import Selector
+from tidekv_llm.compress.selectors.base import checked_scores
 from tidekv_llm.errors import BudgetError, SelectorError
 
 
@@ -243,8 +244,13 @@ def _rank(
     first, last = span
     invalid = layer.keys.new_zeros((), dtype=torch.bool)
     scorer = selector.scorer(layer, block_size)
+    if not callable(scorer):
+        raise SelectorError(
+            f"selector {selector.name!r} gave {type(scorer).__name__} where scorer() must return a function of "
+            "(start, stop); nothing was evicted"
+        )
     for start, stop in blocks(last - first, block_size):
-        scores = _checked(scorer(first + start, first + stop), layer, stop - start, selector)
+        scores = checked_scores(scorer(first + start, first + stop), layer, stop - start, selector)
         invalid |= torch.isnan(scores).any()
         push(scores, first + start)
     if invalid:  # one look per layer: a device would have to wait for each
@@ -259,20 +265,12 @@ def _needs_scores(selector: Selector, what: str) -> None:
         raise SelectorError(f"selector {selector.name!r} chooses indices, but {what} compares scores; use 'uniform'")
 
 
-def _checked(scores: Tensor, layer: FullLayer, count: int, selector: Selector) -> Tensor:
-    expected = (layer.keys.shape[0], layer.kv_heads, count)
-    if tuple(scores.shape) != expected:
-        raise SelectorError(
-            f"selector {selector.name!r} gave scores of shape {tuple(scores.shape)} where {expected} "
-            "[batch, kv_heads, keys] was asked for; nothing was evicted"
-        )
-    return scores.float()
-
-
-def _checked_indices(chosen: Tensor, layer: FullLayer, span: tuple[int, int], count: int, selector: Selector) -> Tensor:
+def _checked_indices(chosen: object, layer: FullLayer, span: tuple[int, int], count: int, selector: Selector) -> Tensor:
     """Indices int64 [B, Hkv, count], sorted, or :class:`SelectorError`."""
     expected, what = (layer.keys.shape[0], layer.kv_heads, count), f"selector {selector.name!r} gave indices"
-    if tuple(chosen.shape) != expected or chosen.is_floating_point():
+    if not isinstance(chosen, Tensor):
+        raise SelectorError(f"{what} as {type(chosen).__name__}, not as a tensor {expected}; nothing was evicted")
+    if tuple(chosen.shape) != expected or chosen.is_floating_point() or chosen.is_complex():
         raise SelectorError(
             f"{what} of shape {tuple(chosen.shape)} and {chosen.dtype} where whole numbers {expected} "
             "[batch, kv_heads, count] were asked for; nothing was evicted"

@@ -103,7 +103,8 @@ class OnceEach:
     """Values along the last axis, each computed once while the ranges asked for move forward.
 
     Pooling and chunks give several keys one score, from values on both sides of a block's end. Computed again for
-    the next block, a value could differ in its last bit, and where such a tie is cut would depend on the block size.
+    the next block, a value could differ in its last bit: the tie between its keys would be broken, and where it is
+    cut would depend on where blocks end.
 
     Args:
         compute: the values [..., stop - start] of a range.

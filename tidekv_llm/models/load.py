@@ -178,8 +178,8 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> to
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except RuntimeError:  # its message lists every backend there ever was
-        raise ConfigError(f"device={device!s} is no device; use 'cpu', 'cuda' or 'cuda:1'") from None
+    except (RuntimeError, TypeError):  # its message lists every backend there ever was
+        raise ConfigError(f"device={device!r} is no device; use 'cpu', 'cuda' or 'cuda:1'") from None
     try:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -6,10 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from tidekv_llm.attention import AttentionParams
 from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.errors import ConfigError, SelectorError
 
 if TYPE_CHECKING:
     from tidekv_llm.config import PrefillConfig
@@ -61,3 +63,34 @@ class Selector(ABC):
     def from_config(cls, config: PrefillConfig) -> Selector:
         """The selector that the options describe; override where fields come from them."""
         return cls()
+
+
+def checked_scores(scores: object, layer: FullLayer, count: int, selector: Selector) -> Tensor:
+    """What a scorer returned for ``count`` keys, as float32.
+
+    Raises:
+        SelectorError: it is no tensor [B, Hkv, count] of real numbers on the layer's device.
+    """
+    expected = (layer.keys.shape[0], layer.kv_heads, count)
+    wanted = f"a tensor of shape {expected} [batch, kv_heads, keys] on {layer.keys.device}"
+    who = f"selector {selector.name!r}"
+    if not isinstance(scores, Tensor):
+        raise SelectorError(f"{who} gave {type(scores).__name__} where {wanted} was asked for; nothing was evicted")
+    if tuple(scores.shape) != expected:
+        raise SelectorError(
+            f"{who} gave scores of shape {tuple(scores.shape)} where {expected} [batch, kv_heads, keys] "
+            "was asked for; nothing was evicted"
+        )
+    if scores.device != layer.keys.device or scores.is_complex():
+        raise SelectorError(f"{who} gave {scores.dtype} on {scores.device}, not {wanted}; nothing was evicted")
+    return scores.to(torch.float32)
+
+
+def whole_number(name: str, value: object, *, least: int) -> None:
+    """Refuse a parameter that is no whole number from ``least`` on.
+
+    Raises:
+        ConfigError: the value and what it must be.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")

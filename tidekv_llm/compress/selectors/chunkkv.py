@@ -12,7 +12,7 @@ from torch.nn.functional import max_pool1d, pad
 
 from tidekv_llm.compress.layer import FullLayer
 from tidekv_llm.compress.scoring import OnceEach
-from tidekv_llm.compress.selectors.base import Accumulator, Scorer, Selector
+from tidekv_llm.compress.selectors.base import Accumulator, Scorer, Selector, checked_scores, whole_number
 from tidekv_llm.compress.selectors.snapkv import SnapKV
 from tidekv_llm.errors import ConfigError
 
@@ -21,23 +21,25 @@ from tidekv_llm.errors import ConfigError
 class ChunkKV(Selector):
     """Every key scores the mean, over its chunk, of the token scores summed over the KV heads.
 
-    All keys of a chunk tie, so the top-k takes whole chunks, the same in all heads; the last one is cut to fit
-    the budget exactly, its later tokens staying (ties go to the later token). Chunks count from position 0 to
-    the observation window; what remains at the end makes a shorter one.
+    Keys of a chunk tie, so the top-k takes them together, the same in all heads; the last ones are cut to fit the
+    budget exactly, the later tokens staying (ties go to the later token). Chunks start at position 0, one every
+    ``stride`` tokens; the first to reach the observation window is the last, and can be shorter.
 
-    Deviations, on purpose: chunks overlap by half and a key goes by its better one, for where a fixed grid falls is
-    chance, and a number across two chunks is torn apart (``stride=chunk_length`` is the paper's grid). The budget
-    is exact, window and sinks are mandatory, and every batch row has its own chunks (kvpress applies row 0's to
-    all).
+    Deviations, on purpose: chunks overlap by half and a key goes by the better of its two, for where a fixed grid
+    falls is chance, and a number across two chunks is torn apart (``stride=chunk_length`` is the paper's grid). The
+    budget is exact, window and sinks are mandatory, and every batch row has its own chunks (kvpress applies row
+    0's to all).
 
     Args:
         chunk_length: tokens per chunk (20 in kvpress, 10 in the paper's main text).
-        stride: tokens from one chunk's start to the next one's; it divides ``chunk_length``. Half of it if None.
+        stride: tokens from one chunk's start to the next one's; it divides ``chunk_length``. None is half of an
+            even ``chunk_length`` and the whole of an odd one.
         reuse_layers: neighbouring layers that share the first one's choice.
         tokens: who scores single tokens.
 
     Raises:
-        ConfigError: ``stride`` does not divide ``chunk_length``, or one of them is below 1.
+        ConfigError: a number is not whole or below 1, ``stride`` does not divide ``chunk_length``, or ``tokens`` is
+            no selector that gives scores.
     """
 
     name: ClassVar[str] = "chunkkv"
@@ -49,13 +51,15 @@ class ChunkKV(Selector):
     tokens: Selector = field(default_factory=lambda: SnapKV(pooling="none"))
 
     def __post_init__(self) -> None:
-        if self.chunk_length < 1:
-            raise ConfigError(f"chunk_length={self.chunk_length} must be at least 1")
-        if self.step < 1 or self.chunk_length % self.step:
+        whole_number("chunk_length", self.chunk_length, least=1)
+        whole_number("reuse_layers", self.reuse_layers, least=1)
+        whole_number("stride", self.step, least=1)
+        if self.chunk_length % self.step:
             raise ConfigError(
-                f"stride={self.stride} must divide chunk_length={self.chunk_length}; "
-                f"give both, for example stride={self.chunk_length}"
+                f"stride={self.stride} must divide chunk_length={self.chunk_length}; use stride={self.chunk_length}"
             )
+        if not isinstance(self.tokens, Selector) or type(self.tokens).indices is not Selector.indices:
+            raise ConfigError(f"tokens={self.tokens!r} must be a Selector object that scores, such as SnapKV()")
 
     @property
     def step(self) -> int:
@@ -79,7 +83,8 @@ class ChunkKV(Selector):
         width = min(self.chunk_length // step, steps)  # of a chunk, in steps
 
         def step_sums(first: int, last: int) -> Tensor:
-            tokens = inner(first * step, min(last * step, prefix_length)).sum(dim=1)  # [B, n]
+            begin, end = first * step, min(last * step, prefix_length)
+            tokens = checked_scores(inner(begin, end), layer, end - begin, self.tokens).sum(dim=1)  # [B, n]
             whole = pad(tokens, (0, -tokens.shape[-1] % step))
             return whole.view(tokens.shape[0], -1, step).sum(dim=-1)
 
@@ -90,7 +95,7 @@ class ChunkKV(Selector):
             # Chunk c covers the steps c to c + width - 1: these are the ones that touch [first, last).
             chunks = range(max(0, first - width + 1), min(last, steps - width + 1))
             sums = once(chunks.start, chunks.stop + width - 1).unfold(-1, width, 1).sum(dim=-1)
-            means = sums / _lengths(chunks, step, width, prefix_length).to(sums.device)
+            means = sums / _lengths(chunks, step, width, prefix_length, sums.device)
             missing = (chunks.start - (first - width + 1), last - chunks.stop)
             best = max_pool1d(pad(means, missing, value=-math.inf), width, stride=1)  # [B, last - first]
             per_key = best.repeat_interleave(step, dim=-1)[:, start - first * step : stop - first * step]
@@ -99,7 +104,7 @@ class ChunkKV(Selector):
         return scores
 
 
-def _lengths(chunks: range, step: int, width: int, prefix_length: int) -> Tensor:
+def _lengths(chunks: range, step: int, width: int, prefix_length: int, device: torch.device) -> Tensor:
     """Tokens in each chunk: all the same but for the last one, which can end with a shorter step."""
-    starts = torch.arange(chunks.start, chunks.stop) * step
+    starts = torch.arange(chunks.start, chunks.stop, device=device) * step
     return (starts + width * step).clamp_max(prefix_length) - starts

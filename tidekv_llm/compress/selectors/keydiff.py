@@ -10,11 +10,13 @@ from torch import Tensor
 
 from tidekv_llm.compress.layer import FullLayer
 from tidekv_llm.compress.scoring import blocks
-from tidekv_llm.compress.selectors.base import Scorer, Selector
+from tidekv_llm.compress.selectors.base import Scorer, Selector, whole_number
 from tidekv_llm.errors import ConfigError
 
 # Keys summed at once for an anchor: a fixed number, so that scores do not depend on the block size.
 ANCHOR_BLOCK = 512
+# Two keys are equally far from their mean: shorter segments would rank rounding errors.
+LEAST_SEGMENT = 16
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class KeyDiff(Selector):
             budgets.
 
     Raises:
-        ConfigError: ``segment_length`` is below 1.
+        ConfigError: ``segment_length`` is not a whole number of at least 16, or ``share_heads`` no bool.
     """
 
     name: ClassVar[str] = "keydiff"
@@ -43,26 +45,25 @@ class KeyDiff(Selector):
     share_heads: bool = True
 
     def __post_init__(self) -> None:
-        if self.segment_length is not None and self.segment_length < 1:
-            raise ConfigError(f"segment_length={self.segment_length} must be at least 1, or None for one anchor")
+        if self.segment_length is not None:
+            whole_number("segment_length", self.segment_length, least=LEAST_SEGMENT)
+        if not isinstance(self.share_heads, bool):
+            raise ConfigError(f"share_heads={self.share_heads!r} must be True or False")
 
     def scorer(self, layer: FullLayer, block_size: int) -> Scorer:
         length = layer.prompt_length
         segments = max(1, round(length / self.segment_length)) if self.segment_length else 1
-        known: dict[int, Tensor] = {}  # the anchor in use: blocks come in order
-
-        def anchor(segment: int) -> Tensor:
-            if segment not in known:
-                known.clear()
-                known[segment] = _anchor(layer.keys, *_span(segment, segments, length))
-            return known[segment]
+        in_use, anchor = -1, layer.keys.new_empty(0)  # of one segment: blocks come in order
 
         def scores(start: int, stop: int) -> Tensor:
+            nonlocal in_use, anchor
             parts = []
             for segment in range(_segment_of(start, segments, length), _segment_of(stop - 1, segments, length) + 1):
                 first, last = _span(segment, segments, length)
+                if segment != in_use:
+                    in_use, anchor = segment, _anchor(layer.keys, first, last)
                 unit = _unit(layer.keys[:, :, max(start, first) : min(stop, last)])
-                parts.append(-(unit @ anchor(segment)).squeeze(-1))
+                parts.append(-(unit @ anchor).squeeze(-1))
             found = torch.cat(parts, dim=-1)  # [B, Hkv, n]
             return found.mean(dim=1, keepdim=True).expand_as(found) if self.share_heads else found
 
