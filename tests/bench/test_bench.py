@@ -118,6 +118,7 @@ def test_plan_prints_json_and_a_table(capsys):
     [
         (["plan", "--device-memory", "lots"], 2, "is no size"),
         (["plan", "--context", "0"], 2, "--context=0"),
+        (["plan", "--context", "1" + 26 * "0"], 2, "must be at most"),
         (["plan", "--model", "random:nothing"], 1, "llama-3.1-8b"),
         (["bench", "nothing"], 2, "invalid choice"),
         (["bench", "memory", "--methods", "nothing"], 2, "unknown"),

@@ -44,12 +44,14 @@ def _chunk_size(text: str) -> int | str:
 
 def run(options: argparse.Namespace) -> int:
     """Predict and print."""
-    from tidekv_llm.planner import LEAST_MEMORY, Plan, parse_bytes, plan_table
+    from tidekv_llm.planner import LEAST_MEMORY, PROMPT_LIMIT, Plan, parse_bytes, plan_table
     from tidekv_llm.shapes import ModelShape, find_config
 
     for name in ("context", "batch"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name}={getattr(options, name)} must be at least 1")
+    if options.context > PROMPT_LIMIT:
+        raise ConfigError(f"--context={options.context} must be at most {PROMPT_LIMIT:,} tokens")
     if options.layers is not None and options.layers < 1:
         raise ConfigError(f"--layers={options.layers} must be at least 1")
     memory = parse_bytes(options.device_memory, least=LEAST_MEMORY) if options.device_memory is not None else None
