@@ -185,7 +185,7 @@ def test_wherever_seven_digits_lie_overlapping_chunks_hold_them_together(start: 
 
 @pytest.mark.parametrize(("length", "stride"), [(20, 7), (20, 0), (0, None), (20, 40), (20, -5)])
 def test_chunks_that_do_not_fit_are_refused(length: int, stride: int | None) -> None:
-    with pytest.raises(ConfigError, match="chunk_length|stride"):
+    with pytest.raises(ConfigError, match=r"chunk_length|stride"):
         ChunkKV(chunk_length=length, stride=stride)
 
 
