@@ -192,6 +192,11 @@ def test_a_row_counts_its_needles_in_all_and_in_each_haystack() -> None:
     assert rows[1]["setting"] == EVERYTHING
 
 
+@pytest.mark.parametrize("answer", ["74223616", "It is 742236", "97422361 or so", "1 742 2361", ""])
+def test_another_number_is_not_the_needle(answer: str) -> None:
+    assert not Outcome({}, 512, "prose", "7422361", 0.5, answer).found
+
+
 def outcomes(found: int, **setting: Any) -> list[Outcome]:
     return [outcome(index < found, **setting) for index in range(3)]
 

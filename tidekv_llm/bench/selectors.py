@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidekv_llm.bench.harness import Harness, Job, Row, add_common_arguments, bars, count, counts, names, parts
+from tidekv_llm.bench.harness import Harness, Job, Row, add_common_arguments, count, counts, names, parts
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.shapes import RANDOM_PREFIX
@@ -270,13 +270,22 @@ def describe(outcome: Outcome) -> str:
         name += "" if config.weights == "uniform" else f", {config.weights}"
     elif "window_size" in setting:
         name += f", W={config.window_size}"
-    extras = [f"{key}={setting[key]}" for key in ("layer_budget", "head_budget", "kv_bits") if key in setting]
+    extras = [setting[key] for key in ("layer_budget", "head_budget") if key in setting]
+    extras += [f"{setting['kv_bits']} bits"] if "kv_bits" in setting else []
     return ", ".join([name, *extras])
 
 
 def _plot(figure: Any, rows: Sequence[Row]) -> None:
     budgets = [budget for budget in dict.fromkeys(row["kept_tokens"] for row in rows) if budget]
-    for axes, budget in zip(figure.subplots(len(budgets), squeeze=False)[:, 0], budgets, strict=True):
-        own = [row for row in rows if row["kept_tokens"] == budget]
-        bars(axes, [row["setting"] for row in own], [row["found"] for row in own], f"kept {budget:,}", "needles")
-        axes.tick_params(axis="x", rotation=90, labelsize="x-small")
+    settings_ = list(dict.fromkeys(row["setting"] for row in rows if row["kept_tokens"]))[::-1]
+    figure.set_size_inches(9, 1.2 + 0.28 * len(settings_))
+    axes = figure.subplots()
+    height = 0.8 / len(budgets)
+    for index, budget in enumerate(budgets):
+        found = {row["setting"]: row["found"] for row in rows if row["kept_tokens"] == budget}
+        places = [place - height * (index - (len(budgets) - 1) / 2) for place in range(len(settings_))]
+        drawn = axes.barh(places, [found[name] for name in settings_], height=height, label=f"kept {budget:,}")
+        axes.bar_label(drawn, fontsize="x-small", padding=2)
+    axes.set_yticks(range(len(settings_)), settings_, fontsize="small")
+    axes.set(xlabel=f"needles found of {max(row['needles'] for row in rows)}", ylim=(-0.6, len(settings_) - 0.4))
+    axes.legend(loc="lower right")
