@@ -267,7 +267,7 @@ def _regular_file(path: str | os.PathLike[str]) -> Path:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         if isinstance(error, PermissionError):
             raise DocumentError(f"{shown} cannot be opened: permission denied") from None
-        raise DocumentNotFoundError(f"no file {_short(str(file))!r}; check the path") from None
+        raise DocumentNotFoundError(f"no file {shown!r}; check the path") from None
     if stat.S_ISDIR(status.st_mode):
         raise DocumentNotFoundError(f"{shown!r} is a folder; name a file in it")
     if not stat.S_ISREG(status.st_mode):
