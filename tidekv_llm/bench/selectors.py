@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tidekv_llm.engine import TideKV
 
 Setting = dict[str, Any]
-# (window, pooling, kernel, weights): the rows of the table in the design notes, and their neighbours.
+# (window, pooling, kernel, weights): settings that SnapKV and its followers published, and their neighbours.
 SNAPKV_GRID = (
     (32, "max", 7, "uniform"),
     (32, "avg", 7, "uniform"),
