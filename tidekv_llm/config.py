@@ -75,22 +75,21 @@ class PrefillConfig:
 
     def __post_init__(self) -> None:
         if self.chunk_size != AUTO_CHUNK:
-            _positive("chunk_size", self.chunk_size, 'or "auto"')
-        _positive("kept_tokens", self.kept_tokens)
-        _positive("window_size", self.window_size)
-        _positive("score_block_size", self.score_block_size)
-        _positive("kernel_size", self.kernel_size)
+            whole_number("chunk_size", self.chunk_size, least=1, alternative='or "auto"')
+        whole_number("kept_tokens", self.kept_tokens, least=1)
+        whole_number("window_size", self.window_size, least=1)
+        whole_number("score_block_size", self.score_block_size, least=1)
+        whole_number("kernel_size", self.kernel_size, least=1)
         if self.kernel_size % 2 == 0:
             raise ConfigError(f"kernel_size={self.kernel_size} must be odd; use {self.kernel_size + 1}")
-        if not _is_int(self.sinks) or self.sinks < 0:
-            raise ConfigError(f"sinks={self.sinks!r} must be a whole number of at least 0")
+        whole_number("sinks", self.sinks, least=0)
         if not _is_int(self.mlp_chunk_size) or self.mlp_chunk_size < 0:
             raise ConfigError(f"mlp_chunk_size={self.mlp_chunk_size!r} must be a whole number, 0 for no split")
         _one_of("pooling", self.pooling, POOLINGS)
         _one_of("attention", self.attention, ATTENTIONS)
         _one_of("bridge", self.bridge, BRIDGES)
         _one_of("weights", self.weights, WEIGHTS)
-        _positive("beta", self.beta)
+        whole_number("beta", self.beta, least=1)
         self._check_storage()
         mandatory = self.window_size + self.sinks
         if self.kept_tokens < mandatory:
@@ -104,8 +103,7 @@ class PrefillConfig:
         _one_of("layout", self.layout, LAYOUTS)
         if self.kv_bits not in KV_BITS or not _is_int(self.kv_bits):
             raise ConfigError(f"kv_bits={self.kv_bits!r} is unknown; choose one of 16, 8, 4, 2")
-        if not _is_int(self.kv_residual) or self.kv_residual < 0:
-            raise ConfigError(f"kv_residual={self.kv_residual!r} must be a whole number of at least 0")
+        whole_number("kv_residual", self.kv_residual, least=0)
         if isinstance(self.floor_alpha, bool) or not isinstance(self.floor_alpha, (int, float)):
             raise ConfigError(f"floor_alpha={self.floor_alpha!r} must be a number from 0 to 1")
         if not 0 <= self.floor_alpha <= 1:
@@ -152,10 +150,15 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _positive(name: str, value: object, alternative: str = "") -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+def whole_number(name: str, value: object, *, least: int, alternative: str = "") -> None:
+    """Refuse an option or parameter that is no whole number from ``least`` on.
+
+    Raises:
+        ConfigError: with the value and what it must be, or what else it may be.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
         tail = f" {alternative}" if alternative else ""
-        raise ConfigError(f"{name}={value!r} must be a whole number of at least 1{tail}")
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}{tail}")
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

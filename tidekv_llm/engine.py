@@ -23,7 +23,7 @@ from tidekv_llm.attention import AttentionDispatch
 from tidekv_llm.cache.storage import CacheOwner
 from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.compress.selectors import make_selector
-from tidekv_llm.config import PrefillConfig
+from tidekv_llm.config import PrefillConfig, whole_number
 from tidekv_llm.decode.loop import DecodeAdapter, decode_tokens
 from tidekv_llm.decode.sampling import Sampler, Sampling
 from tidekv_llm.decode.text import TextStream
@@ -210,7 +210,7 @@ class TideKV:
         name: str | None = None,
     ) -> None:
         if context_window is not None:
-            _whole_number("context_window", context_window, least=1)
+            whole_number("context_window", context_window, least=1)
         weights = _Weights(model, tokenizer, name or type(model).__name__)
         self._attach(weights, prefill or PrefillConfig(), context_window or _trained_window(weights.decoder), ())
 
@@ -282,7 +282,7 @@ class TideKV:
         Args:
             limit_bytes: most host memory for stored prefixes (see :attr:`Metrics.reused_prefix_tokens`).
         """
-        _whole_number("limit_bytes", limit_bytes, least=1)
+        whole_number("limit_bytes", limit_bytes, least=1)
         other = self.with_prefill()
         other._prefix = SharedPrefix(limit_bytes)
         return other
@@ -483,7 +483,7 @@ class TideKV:
             Cancelled: ``cancel`` was set.
         """
         ids = self._check_ids(token_ids)
-        _whole_number("reserve", reserve, least=0)
+        whole_number("reserve", reserve, least=0)
         self._check_length(ids.shape[1], reserve)
         if not 0 <= document_end <= ids.shape[1]:
             raise ConfigError(f"document_end={document_end} must lie within the prompt of {ids.shape[1]} tokens")
@@ -538,7 +538,7 @@ class TideKV:
 
         pages = (documents,) if isinstance(documents, Document) else tuple(documents)
         if limit_bytes is not None:
-            _whole_number("limit_bytes", limit_bytes, least=1)
+            whole_number("limit_bytes", limit_bytes, least=1)
             if store == "memory":
                 self._open().pool.limit_bytes = limit_bytes
         return Session(
@@ -852,17 +852,12 @@ def _options(
     seed: int | None,
     ignore_eos: bool = False,
 ) -> _Options:
-    _whole_number("max_new_tokens", max_new_tokens, least=1)
+    whole_number("max_new_tokens", max_new_tokens, least=1)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if any(not text for text in stops):
         raise ConfigError("a stop string is empty; leave it out")
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     return _Options(max_new_tokens, sampling, stops, ignore_eos)
-
-
-def _whole_number(name: str, value: object, *, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
 
 
 def _one_prompt(token_ids: Sequence[int] | Tensor) -> Tensor:

@@ -49,13 +49,7 @@ class Asker:
             BusyError: the user's last question is not finished, or the queue is full.
         """
         turn = self._prepare(session, question)
-        job = Job()
-        session.begin(job)
-        try:
-            self._line.join(job)
-        except BusyError:
-            job.finished.set()
-            raise
+        job = self._join(session)
         session.turns.append(turn)
         session.notice, session.shown_turn = "", None
         self._run(job, session, lambda: self._answer(session, job, turn), turn)
@@ -66,6 +60,12 @@ class Asker:
         if turn.answer is None or turn.settings is None:
             raise ConfigError("there is no answer to compare with yet")
         turn.settings.change((turn.model,), schedule=schedule)
+        job = self._join(session)
+        self._run(job, session, lambda: self._compare(job, turn, schedule), None)
+        return job
+
+    def _join(self, session: Session) -> Job:
+        """A new job of the session, waiting in the line."""
         job = Job()
         session.begin(job)
         try:
@@ -73,7 +73,6 @@ class Asker:
         except BusyError:
             job.finished.set()
             raise
-        self._run(job, session, lambda: self._compare(job, turn, schedule), None)
         return job
 
     # --- checks -----------------------------------------------------------------------------------------

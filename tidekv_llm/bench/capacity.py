@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
 
 from tidekv_llm.bench.harness import (
@@ -14,10 +13,11 @@ from tidekv_llm.bench.harness import (
     add_model_arguments,
     bars,
     count,
+    measurement_job,
     mib,
     names,
 )
-from tidekv_llm.bench.task import HF_ONE_SHOT, Measurement
+from tidekv_llm.bench.task import HF_ONE_SHOT
 from tidekv_llm.schedules import schedule_names
 
 
@@ -61,17 +61,9 @@ def _row(options: argparse.Namespace, harness: Harness, method: str, limit: int)
 
 
 def _job(options: argparse.Namespace, method: str, length: int, limit: int) -> Job:
-    what = Measurement(
-        method=method,
-        model=options.model,
-        prompt_tokens=length,
-        kept_tokens=options.kept_tokens,
-        chunk_size=options.chunk_size,
-        new_tokens=2,
-        layers=options.layers,
-        memory_limit=limit,
+    return measurement_job(
+        f"{method} at {length}", options, method, prompt_tokens=length, new_tokens=2, memory_limit=limit
     )
-    return Job(f"{method} at {length}", "measure:measure_job", asdict(what))
 
 
 def _plot(figure: Any, rows: list[Row]) -> None:

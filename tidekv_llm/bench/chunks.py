@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
 
 from tidekv_llm.bench.harness import (
@@ -13,10 +12,10 @@ from tidekv_llm.bench.harness import (
     add_common_arguments,
     add_model_arguments,
     counts,
+    measurement_job,
     mib,
     summary,
 )
-from tidekv_llm.bench.task import Measurement
 from tidekv_llm.schedules import schedule_names
 
 
@@ -38,16 +37,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _job(options: argparse.Namespace, size: int) -> Job:
-    what = Measurement(
-        method=options.method,
-        model=options.model,
-        prompt_tokens=options.prompt_tokens,
-        kept_tokens=options.kept_tokens,
-        chunk_size=size,
-        new_tokens=2,
-        layers=options.layers,
-    )
-    return Job(str(size), "measure:measure_job", asdict(what))
+    return measurement_job(str(size), options, options.method, chunk_size=size, new_tokens=2)
 
 
 def _row(size: int, runs: list[dict[str, Any]]) -> Row:

@@ -8,13 +8,14 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tidekv_llm.bench.children import ChildFailed, run_job
 from tidekv_llm.bench.environment import commit, environment
+from tidekv_llm.bench.task import Measurement
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import ConfigError
 
@@ -61,6 +62,18 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, prompt_tokens: int =
     parser.add_argument("--prompt-tokens", type=count, default=prompt_tokens, help="default: %(default)s")
     parser.add_argument("--kept-tokens", type=count, default=1024, help="default: %(default)s")
     parser.add_argument("--chunk-size", type=count, default=512, help="default: %(default)s")
+
+
+def measurement_job(label: str, options: argparse.Namespace, method: str, **changes: Any) -> Job:
+    """A job of :mod:`tidekv_llm.bench.measure` as the model's options say, but for the ``changes``."""
+    fields = {
+        "model": options.model,
+        "layers": options.layers,
+        "prompt_tokens": options.prompt_tokens,
+        "kept_tokens": options.kept_tokens,
+        "chunk_size": options.chunk_size,
+    }
+    return Job(label, "measure:measure_job", asdict(Measurement(method=method, **(fields | changes))))
 
 
 def count(text: str) -> int:

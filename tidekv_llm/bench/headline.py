@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
 
 from tidekv_llm.bench.harness import (
@@ -15,10 +14,11 @@ from tidekv_llm.bench.harness import (
     bars,
     count,
     counts,
+    measurement_job,
     mib,
     summary,
 )
-from tidekv_llm.bench.task import HF_ONE_SHOT, Measurement
+from tidekv_llm.bench.task import HF_ONE_SHOT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,16 +53,8 @@ def _label(method: str, size: int) -> str:
 
 
 def _job(options: argparse.Namespace, method: str, size: int) -> Job:
-    what = Measurement(
-        method=method,
-        model=options.model,
-        prompt_tokens=options.prompt_tokens,
-        kept_tokens=options.kept_tokens,
-        chunk_size=size,
-        new_tokens=max(2, options.new_tokens),
-        layers=options.layers,
-    )
-    return Job(_label(method, size), "measure:measure_job", asdict(what))
+    new_tokens = max(2, options.new_tokens)
+    return measurement_job(_label(method, size), options, method, chunk_size=size, new_tokens=new_tokens)
 
 
 def _row(method: str, size: int, runs: list[dict[str, Any]]) -> Row:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
 
 from tidekv_llm.bench.harness import (
@@ -14,11 +13,12 @@ from tidekv_llm.bench.harness import (
     add_model_arguments,
     bars,
     count,
+    measurement_job,
     mib,
     names,
     summary,
 )
-from tidekv_llm.bench.task import HF_ONE_SHOT, Measurement
+from tidekv_llm.bench.task import HF_ONE_SHOT
 from tidekv_llm.schedules import schedule_names
 
 MATCHED = "post-prefill"
@@ -47,16 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _job(options: argparse.Namespace, method: str) -> Job:
-    what = Measurement(
-        method=method,
-        model=options.model,
-        prompt_tokens=options.prompt_tokens,
-        kept_tokens=options.kept_tokens,
-        chunk_size=options.chunk_size,
-        new_tokens=max(2, options.new_tokens),
-        layers=options.layers,
-    )
-    return Job(method, "measure:measure_job", asdict(what))
+    return measurement_job(method, options, method, new_tokens=max(2, options.new_tokens))
 
 
 def _row(method: str, runs: list[dict[str, Any]]) -> Row:

@@ -6,7 +6,6 @@ The transient is the peak minus the steady state after it; growth is the peak mi
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
 
 from tidekv_llm.bench.harness import (
@@ -16,11 +15,12 @@ from tidekv_llm.bench.harness import (
     add_common_arguments,
     add_model_arguments,
     counts,
+    measurement_job,
     mib,
     names,
     summary,
 )
-from tidekv_llm.bench.task import HF_ONE_SHOT, Measurement
+from tidekv_llm.bench.task import HF_ONE_SHOT
 from tidekv_llm.schedules import schedule_names
 
 MATCHED = "post-prefill"
@@ -54,17 +54,10 @@ def _label(method: str, length: int) -> str:
 
 
 def _job(options: argparse.Namespace, method: str, length: int) -> Job:
-    what = Measurement(
-        method=method,
-        model=options.model,
-        prompt_tokens=length,
-        kept_tokens=options.kept_tokens,
-        chunk_size=options.chunk_size,
-        new_tokens=1 if method != HF_ONE_SHOT else 2,
-        layers=options.layers,
-        bridge=options.bridge,
+    new_tokens = 1 if method != HF_ONE_SHOT else 2
+    return measurement_job(
+        _label(method, length), options, method, prompt_tokens=length, new_tokens=new_tokens, bridge=options.bridge
     )
-    return Job(_label(method, length), "measure:measure_job", asdict(what))
 
 
 def _row(method: str, length: int, runs: list[dict[str, Any]]) -> Row:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tidekv_llm.attention import AttentionParams
 from tidekv_llm.compress.layer import FullLayer
-from tidekv_llm.errors import ConfigError, SelectorError
+from tidekv_llm.errors import SelectorError
 
 if TYPE_CHECKING:
     from tidekv_llm.config import PrefillConfig
@@ -84,13 +84,3 @@ def checked_scores(scores: object, layer: FullLayer, count: int, selector: Selec
     if scores.device != layer.keys.device or scores.is_complex():
         raise SelectorError(f"{who} gave {scores.dtype} on {scores.device}, not {wanted}; nothing was evicted")
     return scores.to(torch.float32)
-
-
-def whole_number(name: str, value: object, *, least: int) -> None:
-    """Refuse a parameter that is no whole number from ``least`` on.
-
-    Raises:
-        ConfigError: the value and what it must be.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")

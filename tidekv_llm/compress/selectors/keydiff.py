@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tidekv_llm.compress.layer import FullLayer
 from tidekv_llm.compress.scoring import blocks
-from tidekv_llm.compress.selectors.base import Scorer, Selector, whole_number
+from tidekv_llm.compress.selectors.base import Scorer, Selector
+from tidekv_llm.config import whole_number
 from tidekv_llm.errors import ConfigError
 
 # Keys summed at once for an anchor: a fixed number, so that scores do not depend on the block size.
