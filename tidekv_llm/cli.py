@@ -16,6 +16,7 @@ from tidekv_llm import __version__
 from tidekv_llm.bench.cli import add_commands as add_bench_commands
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import ConfigError, ContextOverflowError, TideKVError
+from tidekv_llm.hardware import limit_libraries
 
 if TYPE_CHECKING:
     from tidekv_llm.console import AskConsole
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in arguments
     try:
         _check_text(arguments)
+        limit_libraries()
         options = _parser().parse_args(arguments)
         code: int = options.run(options)
         return code

@@ -1,4 +1,4 @@
-"""Importing an integration is quick and loads no torch, and the namespace of LlamaIndex stays whole."""
+"""Importing an integration loads nothing heavy, no torch; the namespace of LlamaIndex stays whole."""
 
 from __future__ import annotations
 
@@ -10,31 +10,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CODE = """
-import json, sys, time
-began = time.process_time()
-import {module}
-print(json.dumps([time.process_time() - began, "torch" in sys.modules, "transformers" in sys.modules]))
-"""
+# What takes seconds or hundreds of megabytes to import, and the readers and servers that few callers need.
+HEAVY = {"torch", "transformers", "accelerate", "safetensors", "gguf", "bm25s", "scipy", "pandas", "pypdf", "gradio"}
 
 
 @pytest.mark.parametrize("module", ["langchain_tidekv", "llama_index.llms.tidekv"])
 def test_import_is_light(module: str) -> None:
-    """CPU seconds: they do not depend on what else the machine does. The best of three: the first compiles."""
-    seconds = []
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", CODE.format(module=module)],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'integrations'}", "PATH": "", "HOME": str(Path.home())},
-        )
-        taken, torch, transformers = json.loads(done.stdout)
-        assert not torch
-        assert not transformers
-        seconds.append(taken)
-    assert min(seconds) < 1.5
+    """What is imported, not how long it takes: that differs with the machine and with what else it does."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'integrations'}", "PATH": "", "HOME": str(Path.home())},
+    )
+    loaded = set(json.loads(done.stdout))
+    assert module in loaded
+    assert not HEAVY & loaded
 
 
 def test_namespace_packages_have_no_init() -> None:
