@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tidekv_llm import hardware
-from tidekv_llm.errors import ConfigError
+from tidekv_llm.errors import ConfigError, reason
 from tidekv_llm.models import embedded
 
 GIB = 2**30
@@ -77,8 +77,7 @@ def _guarded(item: str, look: Callable[[], Check]) -> Check:
     except ConfigError as error:  # an environment variable with a wrong value: it says the remedy itself
         return Check(item, "could not be examined", False, str(error))
     except Exception as error:  # a broken driver or a half-installed package must not hide the other lines
-        reason = embedded.shorten(f"{type(error).__name__}: {error}", 120)
-        return Check(item, f"could not be examined ({reason})", False, f"repair or reinstall {item}")
+        return Check(item, f"could not be examined ({reason(error, 120)})", False, f"repair or reinstall {item}")
 
 
 def _python() -> Check:
