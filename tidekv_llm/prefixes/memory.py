@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.errors import CacheError
-from tidekv_llm.memory import format_bytes
 from tidekv_llm.prefixes.base import PrefixKey, StoredPrefix
+from tidekv_llm.sizes import format_bytes
 
 
 class MemoryPrefix(StoredPrefix):
