@@ -94,7 +94,7 @@ class Plan:
     def stored_bytes(self, layer: int, positions: int) -> int:
         """One layer's storage: all in full precision, or ``kv_bits`` but for the newest ``kv_residual``.
 
-        Quantised, every 64 numbers share a float32 scale and zero (:mod:`tidekv_llm.cache.stores`).
+        Quantised, every 64 numbers share a float32 scale and zero (:mod:`tidekv_llm.cache.rows`).
         """
         bits = self.config.kv_bits
         if bits >= 16 or self.shape.window(layer) is not None:
