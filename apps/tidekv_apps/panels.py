@@ -14,7 +14,7 @@ from tidekv_apps.jobs import Job
 from tidekv_apps.records import Entry, Turn
 from tidekv_apps.visits import Visit
 from tidekv_llm.documents.pdf import format_numbers
-from tidekv_llm.memory import format_bytes
+from tidekv_llm.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tidekv_llm.documents import Citation
