@@ -8,8 +8,8 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from tidekv_llm.config import PrefillConfig
-from tidekv_llm.integration.engines import EngineHandle, EngineSpec
-from tidekv_llm.integration.requests import call_options
+from tidekv_llm.service.pool import EngineHandle, EngineSpec
+from tidekv_llm.service.requests import call_options
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -125,7 +125,7 @@ class TideKVFields(BaseModel):
         self.close()
 
     def call_options(self, stop: Any, overrides: dict[str, Any]) -> dict[str, Any]:
-        """What the engine is called with; see :func:`tidekv_llm.integration.requests.call_options`."""
+        """What the engine is called with; see :func:`tidekv_llm.service.requests.call_options`."""
         return call_options(self.sampling_fields(), stop, overrides)
 
     def sampling_fields(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """One request on the model's worker thread, with its deltas handed to whoever waits, in a thread or on a loop.
 
-A job runs on one thread from beginning to end, so that torch's thread-local modes never meet a ``yield``. The
+A call runs on one thread from beginning to end, so that torch's thread-local modes never meet a ``yield``. The
 consumer may vanish at any moment: then the request is cancelled and stops within one chunk step.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tidekv_llm.errors import Cancelled, ConfigError, TideKVError
-from tidekv_llm.integration.engines import EngineHandle
+from tidekv_llm.service.pool import EngineHandle
 
 if TYPE_CHECKING:
     from tidekv_llm.engine import TideKV
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Emit = Callable[[str], None]
 Message = dict[str, str]
-Job = Callable[["TideKV", Emit, threading.Event], "Reply"]
+ModelCall = Callable[["TideKV", Emit, threading.Event], "Reply"]
 
 CALL_OPTIONS = ("max_tokens", "max_new_tokens", "temperature", "top_p", "top_k", "seed")
 
@@ -102,7 +102,7 @@ def _check_numbers(options: Mapping[str, Any]) -> None:
         raise ConfigError(f"max_tokens={options['max_new_tokens']} must be at least 1")
 
 
-def conversation(messages: Sequence[tuple[str, str]]) -> list[Message]:
+def merged_messages(messages: Sequence[tuple[str, str]]) -> list[Message]:
     """(role, text) pairs as the engine's messages; neighbours of one role become one message.
 
     Many chat templates insist on turns that alternate. System messages are merged by the engine.
@@ -121,7 +121,7 @@ def conversation(messages: Sequence[tuple[str, str]]) -> list[Message]:
     return merged
 
 
-def generation_job(prompt: str | list[Message], options: dict[str, Any], *, chat_template: bool) -> Job:
+def generation_call(prompt: str | list[Message], options: dict[str, Any], *, chat_template: bool) -> ModelCall:
     """Continue a text or a conversation.
 
     Args:
@@ -132,7 +132,7 @@ def generation_job(prompt: str | list[Message], options: dict[str, Any], *, chat
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         raise ConfigError("the prompt is empty; write at least one word")
 
-    def job(engine: TideKV, emit: Emit, cancel: threading.Event) -> Reply:
+    def call(engine: TideKV, emit: Emit, cancel: threading.Event) -> Reply:
         stream = engine.stream(encode(engine, prompt, chat_template), **options, cancel=cancel)
         for delta in stream:
             emit(delta)
@@ -140,7 +140,7 @@ def generation_job(prompt: str | list[Message], options: dict[str, Any], *, chat
         assert generation is not None
         return Reply(generation.text, generation.finish_reason, generation.metrics, engine.name)
 
-    return job
+    return call
 
 
 def encode(engine: TideKV, prompt: str | list[Message], chat_template: bool) -> list[int]:
@@ -167,31 +167,31 @@ class _Failed:
     error: BaseException
 
 
-def _start(handle: EngineHandle, job: Job, put: Callable[[Any], None], cancel: threading.Event) -> None:
-    """Queue the job; ``put`` receives its deltas and then a Reply or a _Failed, whatever happens."""
+def _start(handle: EngineHandle, call: ModelCall, put: Callable[[Any], None], cancel: threading.Event) -> None:
+    """Queue the call; ``put`` receives its deltas and then a Reply or a _Failed, whatever happens."""
 
     def work() -> None:
         try:
             if cancel.is_set():
                 raise Cancelled("stopped on request while waiting for the model")
-            put(job(handle.engine(), put, cancel))
+            put(call(handle.engine(), put, cancel))
         except BaseException as error:  # whoever waits must hear of it, or waits for ever
             put(_Failed(error))
 
     handle.submit(work)
 
 
-def iterate(handle: EngineHandle, job: Job, timeout: float | None = None) -> Iterator[str | Reply]:
+def iterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> Iterator[str | Reply]:
     """Yield text deltas and at last the Reply.
 
     Raises:
         RequestTimeoutError: ``timeout`` seconds passed before the end.
-        TideKVError: whatever the job raised.
+        TideKVError: whatever the call raised.
     """
     items: queue.SimpleQueue[Any] = queue.SimpleQueue()
     cancel = threading.Event()
     deadline = None if timeout is None else time.monotonic() + timeout
-    _start(handle, job, items.put, cancel)
+    _start(handle, call, items.put, cancel)
     try:
         while True:
             try:
@@ -205,7 +205,7 @@ def iterate(handle: EngineHandle, job: Job, timeout: float | None = None) -> Ite
         cancel.set()
 
 
-async def aiterate(handle: EngineHandle, job: Job, timeout: float | None = None) -> AsyncIterator[str | Reply]:
+async def aiterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> AsyncIterator[str | Reply]:
     """:func:`iterate` for an event loop, which it never blocks; a cancelled task cancels the request."""
     loop = asyncio.get_running_loop()
     items: asyncio.Queue[Any] = asyncio.Queue()
@@ -216,7 +216,7 @@ async def aiterate(handle: EngineHandle, job: Job, timeout: float | None = None)
             loop.call_soon_threadsafe(items.put_nowait, item)
 
     deadline = None if timeout is None else loop.time() + timeout
-    _start(handle, job, put, cancel)
+    _start(handle, call, put, cancel)
     try:
         while True:
             try:
@@ -231,16 +231,16 @@ async def aiterate(handle: EngineHandle, job: Job, timeout: float | None = None)
         cancel.set()
 
 
-def run(handle: EngineHandle, job: Job, timeout: float | None = None) -> Reply:
-    """The Reply of a job; raises as :func:`iterate`."""
-    *_, reply = iterate(handle, job, timeout)
+def run(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> Reply:
+    """The Reply of a call; raises as :func:`iterate`."""
+    *_, reply = iterate(handle, call, timeout)
     assert isinstance(reply, Reply)
     return reply
 
 
-async def arun(handle: EngineHandle, job: Job, timeout: float | None = None) -> Reply:
+async def arun(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> Reply:
     """:func:`run` for an event loop."""
-    *_, reply = [item async for item in aiterate(handle, job, timeout)]
+    *_, reply = [item async for item in aiterate(handle, call, timeout)]
     assert isinstance(reply, Reply)
     return reply
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
+from tidekv_llm.documents.loaded import corpus_of
+from tidekv_llm.documents.ranking import bm25_order
 from tidekv_llm.errors import ConfigError, ContextOverflowError, NoTextError
-from tidekv_llm.integration import (
+from tidekv_llm.service import (
     DocumentRequest,
     EngineHandle,
     EngineSpec,
     Reply,
     call_options,
-    conversation,
-    corpus_of,
-    document_job,
+    document_call,
+    merged_messages,
     run,
 )
-from tidekv_llm.integration.ranking import bm25_order
 
 OPTIONS: dict[str, Any] = {
     "max_tokens": 8, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": None, "stop": [],
@@ -78,7 +78,7 @@ def test_options_of_object_and_call() -> None:
 
 
 def test_neighbours_of_one_role_are_merged() -> None:
-    assert conversation([("user", "a"), ("user", "b"), ("assistant", "c")]) == [
+    assert merged_messages([("user", "a"), ("user", "b"), ("assistant", "c")]) == [
         {"role": "user", "content": "a\n\nb"},
         {"role": "assistant", "content": "c"},
     ]
@@ -87,7 +87,7 @@ def test_neighbours_of_one_role_are_merged() -> None:
 def _ask(handle: EngineHandle, question: str, pages: int, **options: Any) -> Reply:
     items = [(f"Page {n} tells of {'gulls' if n == 7 else 'nothing'}. " + "x " * 40, {"page": n}) for n in range(pages)]
     request = DocumentRequest(corpus_of(items), question, **options)
-    return run(handle, document_job(request, call_options(OPTIONS, None, {})))
+    return run(handle, document_call(request, call_options(OPTIONS, None, {})))
 
 
 @pytest.fixture
@@ -129,12 +129,12 @@ def test_callers_own_order_decides(handle: EngineHandle) -> None:
 def test_page_that_is_longer_than_the_window_is_an_error(handle: EngineHandle) -> None:
     request = DocumentRequest(corpus_of([("y" * 3000, {})]), "What?", overflow="retrieve")
     with pytest.raises(ContextOverflowError, match="not one page fits"):
-        run(handle, document_job(request, call_options(OPTIONS, None, {})))
+        run(handle, document_call(request, call_options(OPTIONS, None, {})))
 
 
 def test_no_readable_page(handle: EngineHandle) -> None:
     with pytest.raises(NoTextError):
-        run(handle, document_job(DocumentRequest(corpus_of([("", {})]), "What?"), call_options(OPTIONS, None, {})))
+        run(handle, document_call(DocumentRequest(corpus_of([("", {})]), "What?"), call_options(OPTIONS, None, {})))
 
 
 @pytest.mark.parametrize(("question", "options"), [("  ", {}), ("What?", {"overflow": "cut"})])
