@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = {
     "tidekv_llm": ROOT / "tidekv_llm",
+    "tidekv_fields": ROOT / "integrations/tidekv_fields",
     "langchain_tidekv": ROOT / "integrations/langchain_tidekv",
     "llama_index": ROOT / "integrations/llama_index",
     "tidekv_apps": ROOT / "apps/tidekv_apps",

@@ -192,11 +192,6 @@ class Decoder:
         return int(self.config.hidden_size)
 
     @property
-    def intermediate_size(self) -> int:
-        """d_ff."""
-        return int(getattr(self.config, "intermediate_size", 4 * self.hidden_size))
-
-    @property
     def vocab_size(self) -> int:
         """Entries of the vocabulary."""
         return int(self.config.vocab_size)
@@ -226,6 +221,11 @@ class Decoder:
         if self.layer_types[layer] == "sliding_attention":
             return int(self.config.sliding_window)
         return None
+
+    @property
+    def full_layers(self) -> tuple[int, ...]:
+        """Layers with full attention: those that share a budget."""
+        return tuple(index for index in range(self.num_layers) if self.sliding_window(index) is None)
 
     @property
     def rope_depends_on_length(self) -> bool:

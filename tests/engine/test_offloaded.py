@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,11 +20,11 @@ FOLLOW_UP = PROMPT[:100] + random_prompt(30, seed=1)
 
 
 @pytest.fixture
-def offloaded(tmp_path: Path) -> Iterator[PreTrainedModel]:
+def offloaded(tmp_path: Path) -> PreTrainedModel:
     model = tiny_model()
     disk_offload(model, str(tmp_path), execution_device=torch.device("cpu"))
     assert next(model.model.layers[0].parameters()).is_meta
-    yield model
+    return model
 
 
 def test_a_follow_up_on_offloaded_weights_equals_a_fresh_prefill(offloaded: PreTrainedModel) -> None:
