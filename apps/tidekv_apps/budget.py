@@ -10,6 +10,7 @@ from tidekv_apps.engines import ModelFacts
 from tidekv_apps.retrieve import choose_pages
 from tidekv_apps.settings import AskSettings
 from tidekv_llm import planner
+from tidekv_llm.costs.plan import Plan
 from tidekv_llm.documents import Document, build_prompt
 from tidekv_llm.errors import TideKVError
 from tidekv_llm.memory import available_bytes
@@ -138,9 +139,7 @@ def predict(facts: ModelFacts, tokens: int, settings: AskSettings, schedule: str
     config = settings.prefill()
     chunk = chunk or planner.choose_chunk_size(facts.shape, tokens, config, facts.device)
     config = config.replace(chunk_size=chunk, schedule="tidekv")
-    if schedule not in planner.SCHEDULES:
-        return {}
-    plan = planner.Plan(facts.shape, tokens, config, device=facts.device, reserve=settings.max_new_tokens)
+    plan = Plan(facts.shape, tokens, config, device=facts.device, reserve=settings.max_new_tokens)
     return dict(planner.predict(schedule, plan).at_peak)
 
 
