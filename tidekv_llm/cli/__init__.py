@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 from tidekv_llm import __version__
 from tidekv_llm.cli import ask, bench, doctor, models, plan, sessions
 from tidekv_llm.cli.terminal import forgive_encodings, one_row, print_json
-from tidekv_llm.errors import ConfigError, TideKVError
+from tidekv_llm.errors import ConfigError, EncryptedDocumentError, MemoryLimitError, TideKVError
+from tidekv_llm.hardware import limit_libraries
 
 EXIT_RUNTIME, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     forgive_encodings()
     try:
         _check_text(arguments)
+        limit_libraries()
         options = parser().parse_args(arguments)
         code: int = options.run(options)
         return code
@@ -44,9 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_RUNTIME
     except TideKVError as error:
         code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_RUNTIME
-        return _fail(str(error), type(error).__name__, code, as_json)
+        return _fail(f"{error}{_hint(error)}", type(error).__name__, code, as_json)
     except OSError as error:  # a full disk under standard output, say
         return _fail(f"cannot write or read: {error.strerror or error}", "OSError", EXIT_RUNTIME, as_json=False)
+
+
+def _hint(error: TideKVError) -> str:
+    """How the command line helps; the errors themselves are also read in the app and in programs."""
+    if isinstance(error, EncryptedDocumentError):
+        return " with --password"
+    return "; 'tidekv plan' shows what would fit" if isinstance(error, MemoryLimitError) else ""
 
 
 def _fail(message: str, kind: str, code: int, as_json: bool) -> int:

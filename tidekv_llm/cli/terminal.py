@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 # Everything that a terminal obeys: C0 and C1 controls, and the overrides that turn the direction of reading.
@@ -68,8 +67,8 @@ def print_table(
     rows: Iterable[Sequence[str | Text]],
     headings: Sequence[str] = (),
     *,
-    right: Sequence[int] = (),
-    dim: Sequence[int] = (),
+    right: Collection[int] = (),
+    dim: Collection[int] = (),
     title: str = "",
 ) -> None:
     """Print whole rows: a terminal breaks a long line by itself, and a file or a copied path needs it unbroken.
@@ -81,22 +80,21 @@ def print_table(
         dim: columns that are of less interest.
         title: a line above the table.
     """
-    cells = [[cell if isinstance(cell, Text) else Text(one_row(cell)) for cell in row] for row in rows]
-    table = Table(box=None, pad_edge=False, show_header=bool(headings), padding=(0, 2, 0, 0))
-    for index in range(len(headings) or max(map(len, cells), default=0)):
-        table.add_column(
-            headings[index] if headings else "",
-            justify="right" if index in right else "left",
-            style="dim" if index in dim else "",
-            no_wrap=True,
-        )
-    for row in cells:
-        table.add_row(*row)
+    head = [Text(heading) for heading in headings]
+    body = [[cell if isinstance(cell, Text) else Text(one_row(cell)) for cell in row] for row in rows]
+    table = [head, *body] if head else body
+    widths = [max(cell.cell_len for cell in column) for column in zip(*table, strict=True)]
     out = console()
     if title:
         out.print(Text(one_row(title), "italic"))
-    width = max(out.width, out.measure(table, options=out.options.update(max_width=10_000)).maximum)
-    out.print(table, width=width, crop=False, overflow="ignore", no_wrap=True)
+    for row in table:
+        styles = ["bold" if row is head else "dim" if index in dim else "" for index in range(len(row))]
+        for index, cell in enumerate(row):
+            cell.style = cell.style or styles[index]
+            cell.align("right" if index in right else "left", widths[index])
+        line = Text("  ").join(row)
+        line.rstrip()
+        out.print(line)
 
 
 class Bars:
