@@ -39,7 +39,7 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/mypy
 	MYPYPATH=.:apps $(VENV)/bin/mypy -p tidekv_apps
 	cd integrations && MYPYPATH=.:.. ../$(VENV)/bin/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache \
-	  --namespace-packages --explicit-package-bases -p langchain_tidekv -p llama_index.llms.tidekv
+	  --namespace-packages --explicit-package-bases -p tidekv_fields -p langchain_tidekv -p llama_index.llms.tidekv
 	$(VENV)/bin/lint-imports --no-cache
 
 format: $(VENV)/.dev

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = {
     "tidekv_llm": ROOT / "tidekv_llm",
+    "tidekv_fields": ROOT / "integrations/tidekv_fields",
     "langchain_tidekv": ROOT / "integrations/langchain_tidekv",
     "llama_index": ROOT / "integrations/llama_index",
     "tidekv_apps": ROOT / "apps/tidekv_apps",
@@ -48,6 +49,13 @@ def test_the_wheel_is_typed_and_has_every_module(wheel):
     for package, source in SOURCES.items():
         modules = {f"{package}/{path.relative_to(source).as_posix()}" for path in source.rglob("*.py")}
         assert modules <= names
+
+
+@pytest.mark.parametrize("folder", ["templates", "static", "samples"])
+def test_the_wheel_has_what_the_page_is_made_of(wheel, folder):
+    source = SOURCES["tidekv_apps"]
+    files = {f"tidekv_apps/{path.relative_to(source).as_posix()}" for path in (source / folder).iterdir()}
+    assert files and files <= set(wheel.namelist())
 
 
 def test_the_wheel_has_nothing_else(wheel):

@@ -21,18 +21,18 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from langchain_tidekv.errors import langchain_errors
 from langchain_tidekv.llm import count_messages, token_ids
 from langchain_tidekv.prompts import payload_of
-from tidekv_llm.integration import (
+from tidekv_fields import TideKVFields
+from tidekv_llm.service import (
     DocumentRequest,
+    ModelCall,
     Reply,
-    TideKVFields,
     aiterate,
     arun,
-    document_job,
-    generation_job,
+    document_call,
+    generation_call,
     iterate,
     run,
 )
-from tidekv_llm.integration.requests import Job
 
 
 class ChatTideKV(TideKVFields, BaseChatModel):
@@ -42,7 +42,7 @@ class ChatTideKV(TideKVFields, BaseChatModel):
         for chunk in chat.stream("Tell me about lighthouses."):
             print(chunk.text, end="", flush=True)
 
-    The arguments are those of :class:`tidekv_llm.integration.TideKVFields`. ``streaming``, ``max_retries`` and
+    The arguments are those of :class:`tidekv_fields.TideKVFields`. ``streaming``, ``max_retries`` and
     ``api_key`` are LangChain's standard ones: the last two mean nothing to a model in this process.
     """
 
@@ -66,13 +66,13 @@ class ChatTideKV(TideKVFields, BaseChatModel):
         window = self.engine_handle().quick_window()
         return None if window is None else _profile(window, self.max_tokens)
 
-    def _job(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Job:
+    def _call(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> ModelCall:
         kwargs.pop("stream", None)  # LangChain's own switch, handled before this
         options = self.call_options(stop, kwargs)
         payload = payload_of(messages)
         if isinstance(payload, DocumentRequest):
-            return document_job(payload, options)
-        return generation_job(payload, options, chat_template=True)
+            return document_call(payload, options)
+        return generation_call(payload, options, chat_template=True)
 
     def _learn_profile(self) -> None:
         handle = self.engine_handle()
@@ -89,7 +89,7 @@ class ChatTideKV(TideKVFields, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         with langchain_errors():
-            reply = run(self.engine_handle(), self._job(messages, stop, kwargs), self.timeout)
+            reply = run(self.engine_handle(), self._call(messages, stop, kwargs), self.timeout)
         self._learn_profile()
         return _result(reply)
 
@@ -101,7 +101,7 @@ class ChatTideKV(TideKVFields, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         with langchain_errors():
-            reply = await arun(self.engine_handle(), self._job(messages, stop, kwargs), self.timeout)
+            reply = await arun(self.engine_handle(), self._call(messages, stop, kwargs), self.timeout)
         self._learn_profile()
         return _result(reply)
 
@@ -113,7 +113,7 @@ class ChatTideKV(TideKVFields, BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
-            for item in iterate(self.engine_handle(), self._job(messages, stop, kwargs), self.timeout):
+            for item in iterate(self.engine_handle(), self._call(messages, stop, kwargs), self.timeout):
                 yield _chunk(item)
         self._learn_profile()
 
@@ -125,7 +125,7 @@ class ChatTideKV(TideKVFields, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
-            async for item in aiterate(self.engine_handle(), self._job(messages, stop, kwargs), self.timeout):
+            async for item in aiterate(self.engine_handle(), self._call(messages, stop, kwargs), self.timeout):
                 yield _chunk(item)
         self._learn_profile()
 

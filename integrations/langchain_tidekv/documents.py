@@ -16,9 +16,9 @@ from langchain_tidekv.chat import ChatTideKV
 from langchain_tidekv.errors import langchain_errors
 from langchain_tidekv.llm import TideKVLLM
 from langchain_tidekv.prompts import DocumentMessage, DocumentPrompt
+from tidekv_llm.documents.loaded import corpus_of
 from tidekv_llm.errors import ConfigError
-from tidekv_llm.integration import DocumentRequest, corpus_of
-from tidekv_llm.integration.documents import Overflow
+from tidekv_llm.service import DocumentRequest, Overflow
 
 _QUESTION_KEYS = ("question", "input", "query")
 _REPORTED = ("citations", "pages", "warnings", "finish_reason", "token_usage", "tidekv")

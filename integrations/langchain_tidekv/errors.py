@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from langchain_core import exceptions as lc
 
 from tidekv_llm import errors
-from tidekv_llm.integration import RequestTimeoutError
+from tidekv_llm.service import RequestTimeoutError
 
 
 class TideKVModelError(lc.ModelError, errors.TideKVError):

@@ -17,19 +17,19 @@ from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict
 
 from langchain_tidekv.errors import langchain_errors
-from langchain_tidekv.prompts import PromptText, as_conversation, keep_messages
-from tidekv_llm.integration import (
+from langchain_tidekv.prompts import PromptText, engine_messages, keep_messages
+from tidekv_fields import TideKVFields
+from tidekv_llm.service import (
     DocumentRequest,
+    ModelCall,
     Reply,
-    TideKVFields,
     aiterate,
     arun,
-    document_job,
-    generation_job,
+    document_call,
+    generation_call,
     iterate,
     run,
 )
-from tidekv_llm.integration.requests import Job
 
 _call: ContextVar[dict[str, Any] | None] = ContextVar("tidekv_call", default=None)
 
@@ -42,7 +42,7 @@ class TideKVLLM(TideKVFields, BaseLLM):
 
     Loading is lazy, and the weights are shared by every object that names the same model. A plain string is one
     user message in the model's chat template; ``chat_template=False`` continues it as it stands. See
-    :class:`tidekv_llm.integration.TideKVFields` for the arguments.
+    :class:`tidekv_fields.TideKVFields` for the arguments.
     """
 
     # The framework's base class, which comes later, would allow and drop unknown arguments.
@@ -82,14 +82,14 @@ class TideKVLLM(TideKVFields, BaseLLM):
         with _call_in_key(prompts, kwargs):
             return await super().agenerate(prompts, *args, **kwargs)
 
-    def _job(self, prompt: str, stop: list[str] | None, kwargs: dict[str, Any]) -> Job:
+    def _call(self, prompt: str, stop: list[str] | None, kwargs: dict[str, Any]) -> ModelCall:
         options = self.call_options(stop, kwargs)
         payload = prompt.payload if isinstance(prompt, PromptText) else None
         if isinstance(payload, DocumentRequest):
-            return document_job(payload, options)
+            return document_call(payload, options)
         if payload is not None and self.chat_template and self.engine_handle().has_chat_template():
-            return generation_job(payload, options, chat_template=True)
-        return generation_job(str(prompt), options, chat_template=self.chat_template)
+            return generation_call(payload, options, chat_template=True)
+        return generation_call(str(prompt), options, chat_template=self.chat_template)
 
     # --- generating -------------------------------------------------------------------------------------
 
@@ -101,8 +101,8 @@ class TideKVLLM(TideKVFields, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         with langchain_errors():
-            jobs = [self._job(prompt, stop, kwargs) for prompt in prompts]
-            return _result([run(self.engine_handle(), job, self.timeout) for job in jobs])
+            calls = [self._call(prompt, stop, kwargs) for prompt in prompts]
+            return _result([run(self.engine_handle(), call, self.timeout) for call in calls])
 
     async def _agenerate(
         self,
@@ -112,8 +112,8 @@ class TideKVLLM(TideKVFields, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         with langchain_errors():
-            jobs = [self._job(prompt, stop, kwargs) for prompt in prompts]
-            return _result([await arun(self.engine_handle(), job, self.timeout) for job in jobs])
+            calls = [self._call(prompt, stop, kwargs) for prompt in prompts]
+            return _result([await arun(self.engine_handle(), call, self.timeout) for call in calls])
 
     def _stream(
         self,
@@ -123,7 +123,7 @@ class TideKVLLM(TideKVFields, BaseLLM):
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
         with langchain_errors():
-            for item in iterate(self.engine_handle(), self._job(prompt, stop, kwargs), self.timeout):
+            for item in iterate(self.engine_handle(), self._call(prompt, stop, kwargs), self.timeout):
                 chunk = _chunk(item)
                 if run_manager is not None:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)
@@ -137,7 +137,7 @@ class TideKVLLM(TideKVFields, BaseLLM):
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
         with langchain_errors():
-            async for item in aiterate(self.engine_handle(), self._job(prompt, stop, kwargs), self.timeout):
+            async for item in aiterate(self.engine_handle(), self._call(prompt, stop, kwargs), self.timeout):
                 chunk = _chunk(item)
                 if run_manager is not None:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
@@ -206,7 +206,7 @@ def count_messages(llm: TideKVFields, messages: list[BaseMessage], tools: Any) -
     with langchain_errors():
         if tools:
             raise ConfigError("tools cannot be counted: these models are called without tools")
-        return len(chat_prompt(as_conversation(messages), llm.engine_handle().tokenizer()))
+        return len(chat_prompt(engine_messages(messages), llm.engine_handle().tokenizer()))
 
 
 def _chunk(item: str | Reply) -> GenerationChunk:

@@ -9,7 +9,7 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from pydantic import PrivateAttr
 
 from tidekv_llm.errors import ConfigError
-from tidekv_llm.integration import DocumentRequest, conversation
+from tidekv_llm.service import DocumentRequest, merged_messages
 
 _ROLES = {"human": "user", "ai": "assistant", "developer": "system", "function": "tool"}
 
@@ -25,11 +25,11 @@ class PromptText(str):
         return made
 
 
-class Conversation(ChatPromptValue):
+class MessagesPrompt(ChatPromptValue):
     """Messages whose string form keeps them, so that the model's own chat template can be applied."""
 
     def to_string(self) -> str:
-        return PromptText(super().to_string(), as_conversation(self.messages))
+        return PromptText(super().to_string(), engine_messages(self.messages))
 
 
 class DocumentMessage(HumanMessage):
@@ -64,8 +64,8 @@ class DocumentPrompt(PromptValue):
 
 def keep_messages(value: PromptValue) -> PromptValue:
     """The same prompt, with messages that survive being turned into a string."""
-    if isinstance(value, ChatPromptValue) and not isinstance(value, Conversation):
-        return Conversation(messages=value.messages)
+    if isinstance(value, ChatPromptValue) and not isinstance(value, MessagesPrompt):
+        return MessagesPrompt(messages=value.messages)
     return value
 
 
@@ -73,17 +73,17 @@ def payload_of(messages: Sequence[BaseMessage]) -> list[dict[str, str]] | Docume
     """What the model is asked: a document question, or the conversation."""
     if len(messages) == 1 and isinstance(messages[0], DocumentMessage) and messages[0].request is not None:
         return messages[0].request
-    return as_conversation(messages)
+    return engine_messages(messages)
 
 
-def as_conversation(messages: Sequence[BaseMessage]) -> list[dict[str, str]]:
+def engine_messages(messages: Sequence[BaseMessage]) -> list[dict[str, str]]:
     """LangChain's messages as the engine's.
 
     Raises:
         ConfigError: content that is not text, or an empty prompt.
     """
     pairs = [(_role(message), _text(message)) for message in messages]
-    return conversation([("user" if role == "tool" else role, text) for role, text in pairs])
+    return merged_messages([("user" if role == "tool" else role, text) for role, text in pairs])
 
 
 def _role(message: BaseMessage) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Iterator
 
 import pytest
 
@@ -34,8 +33,5 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(params=FRAMEWORKS, ids=lambda framework: framework.name)
-def framework(request: pytest.FixtureRequest) -> Iterator[Framework]:
-    yield request.param
-    from tidekv_llm.integration import unload_unused
-
-    unload_unused()
+def framework(request: pytest.FixtureRequest) -> Framework:
+    return request.param

@@ -23,7 +23,7 @@ import pytest
 from tests.integrations.frameworks import Framework
 from tests.integrations.tiny import WINDOW, save_tiny_chat, tiny_tokenizer
 from tidekv_llm.errors import Cancelled, ClosedError
-from tidekv_llm.integration.requests import encode
+from tidekv_llm.service.requests import encode
 
 PROMPT = "Tell me about the sea."
 
@@ -448,14 +448,14 @@ def test_20_several_system_messages_become_one(tiny: str) -> None:
     from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
     from llama_index.core.llms import ChatMessage
 
-    from langchain_tidekv.prompts import as_conversation
+    from langchain_tidekv.prompts import engine_messages
     from llama_index.llms.tidekv import TideKVLLM
-    from llama_index.llms.tidekv.base import _conversation
+    from llama_index.llms.tidekv.base import engine_messages as of_messages
 
     turns = [("system", "Be kind."), ("user", "Hi"), ("assistant", "Yes?"), ("system", "Be brief."), ("user", "Ho")]
     kinds = {"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}
-    of_langchain = as_conversation([kinds[role](text) for role, text in turns])
-    of_llama_index = _conversation([ChatMessage(role=role, content=text) for role, text in turns])
+    of_langchain = engine_messages([kinds[role](text) for role, text in turns])
+    of_llama_index = of_messages([ChatMessage(role=role, content=text) for role, text in turns])
     assert of_langchain == of_llama_index
     with TideKVLLM(model=tiny) as llm:
         engine = llm.engine_handle().engine()

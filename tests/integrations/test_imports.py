@@ -10,31 +10,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CODE = """
-import json, sys, time
-began = time.process_time()
-import {module}
-print(json.dumps([time.process_time() - began, "torch" in sys.modules, "transformers" in sys.modules]))
-"""
+HEAVY = {"accelerate", "bm25s", "gguf", "pypdf", "safetensors", "scipy", "torch", "transformers"}
 
 
-@pytest.mark.parametrize("module", ["langchain_tidekv", "llama_index.llms.tidekv"])
+@pytest.mark.parametrize("module", ["langchain_tidekv", "llama_index.llms.tidekv", "tidekv_llm.service"])
 def test_import_is_light(module: str) -> None:
-    """CPU seconds: they do not depend on what else the machine does. The best of three: the first compiles."""
-    seconds = []
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", CODE.format(module=module)],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'integrations'}", "PATH": "", "HOME": str(Path.home())},
-        )
-        taken, torch, transformers = json.loads(done.stdout)
-        assert not torch
-        assert not transformers
-        seconds.append(taken)
-    assert min(seconds) < 1.5
+    """What takes long is imported when a model is used."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'integrations'}", "PATH": "", "HOME": str(Path.home())},
+    )
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert not loaded & HEAVY
+    assert "pydantic" not in loaded or module != "tidekv_llm.service"
 
 
 def test_namespace_packages_have_no_init() -> None:

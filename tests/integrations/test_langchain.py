@@ -141,8 +141,8 @@ class Tower(BaseModel):
 
 @pytest.mark.parametrize("text", ['{"metres": 41}', 'Here:\n```json\n{"metres": 41}\n```'])
 def test_structured_output_parses(text: str, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tidekv_llm.integration import Reply
     from tidekv_llm.metrics import Metrics
+    from tidekv_llm.service import Reply
 
     monkeypatch.setattr("langchain_tidekv.chat.run", lambda *_: Reply(text, "stop", Metrics(), "tiny"))
     chat = ChatTideKV(model=tiny)

@@ -157,8 +157,8 @@ def test_bad_engines(llm: TideKVLLM) -> None:
 @pytest.mark.parametrize("mode", ["compact", "tree_summarize"])
 def test_summary_index_is_one_call_when_it_fits(llm: TideKVLLM, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    real = TideKVLLM._chat_job
-    monkeypatch.setattr(TideKVLLM, "_chat_job", lambda *given: calls.append(given[1]) or real(*given))
+    real = TideKVLLM._chat_call
+    monkeypatch.setattr(TideKVLLM, "_chat_call", lambda *given: calls.append(given[1]) or real(*given))
     assert str(SummaryIndex(nodes=NODES).as_query_engine(response_mode=mode).query("How high?"))
     assert len(calls) == 1
     assert all(node.text in str(calls[0]) for node in NODES)

@@ -23,18 +23,18 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.llm import default_completion_to_prompt
 from pydantic import ConfigDict
 
+from tidekv_fields import TideKVFields
 from tidekv_llm.errors import ConfigError
-from tidekv_llm.integration import (
+from tidekv_llm.service import (
+    ModelCall,
     Reply,
-    TideKVFields,
     aiterate,
     arun,
-    conversation,
-    generation_job,
+    generation_call,
     iterate,
+    merged_messages,
     run,
 )
-from tidekv_llm.integration.requests import Job
 
 _ROLES = {
     MessageRole.SYSTEM: "system",
@@ -54,7 +54,7 @@ class TideKVLLM(TideKVFields, CustomLLM):
 
     Loading is lazy, and the weights are shared by every object that names the same model. ``complete`` sends the
     text as one user message in the model's chat template, unless ``formatted=True`` or ``chat_template=False``.
-    See :class:`tidekv_llm.integration.TideKVFields` for the arguments; errors are those of ``tidekv_llm.errors``.
+    See :class:`tidekv_fields.TideKVFields` for the arguments; errors are those of ``tidekv_llm.errors``.
     """
 
     # The framework's base class, which comes later, would allow and drop unknown arguments.
@@ -87,37 +87,37 @@ class TideKVLLM(TideKVFields, CustomLLM):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        return _completion(run(self.engine_handle(), self._completion_job(prompt, formatted, kwargs), self.timeout))
+        return _completion(run(self.engine_handle(), self._completion_call(prompt, formatted, kwargs), self.timeout))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        return self._completions(self._completion_job(prompt, formatted, kwargs))
+        return self._completions(self._completion_call(prompt, formatted, kwargs))
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        job = self._completion_job(prompt, formatted, kwargs)
-        return _completion(await arun(self.engine_handle(), job, self.timeout))
+        call = self._completion_call(prompt, formatted, kwargs)
+        return _completion(await arun(self.engine_handle(), call, self.timeout))
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
-        return self._acompletions(self._completion_job(prompt, formatted, kwargs))
+        return self._acompletions(self._completion_call(prompt, formatted, kwargs))
 
-    def _completion_job(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> Job:
+    def _completion_call(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> ModelCall:
         options = self.call_options(kwargs.pop("stop", None), kwargs)
         if not formatted and self.completion_to_prompt is not default_completion_to_prompt:
             assert self.completion_to_prompt is not None
             prompt, formatted = self.completion_to_prompt(prompt), True
-        return generation_job(prompt, options, chat_template=self.chat_template and not formatted)
+        return generation_call(prompt, options, chat_template=self.chat_template and not formatted)
 
-    def _completions(self, job: Job) -> CompletionResponseGen:
+    def _completions(self, call: ModelCall) -> CompletionResponseGen:
         text = ""
-        for item in iterate(self.engine_handle(), job, self.timeout):
+        for item in iterate(self.engine_handle(), call, self.timeout):
             text += item if isinstance(item, str) else ""
             yield _completion_delta(item, text)
 
-    async def _acompletions(self, job: Job) -> CompletionResponseAsyncGen:
+    async def _acompletions(self, call: ModelCall) -> CompletionResponseAsyncGen:
         text = ""
-        async for item in aiterate(self.engine_handle(), job, self.timeout):
+        async for item in aiterate(self.engine_handle(), call, self.timeout):
             text += item if isinstance(item, str) else ""
             yield _completion_delta(item, text)
 
@@ -125,44 +125,49 @@ class TideKVLLM(TideKVFields, CustomLLM):
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return _chat(run(self.engine_handle(), self._chat_job(messages, kwargs), self.timeout))
+        return _chat(run(self.engine_handle(), self._chat_call(messages, kwargs), self.timeout))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        return self._chats(self._chat_job(messages, kwargs))
+        return self._chats(self._chat_call(messages, kwargs))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return _chat(await arun(self.engine_handle(), self._chat_job(messages, kwargs), self.timeout))
+        return _chat(await arun(self.engine_handle(), self._chat_call(messages, kwargs), self.timeout))
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        return self._achats(self._chat_job(messages, kwargs))
+        return self._achats(self._chat_call(messages, kwargs))
 
-    def _chat_job(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Job:
+    def _chat_call(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> ModelCall:
         options = self.call_options(kwargs.pop("stop", None), kwargs)
-        turns = _conversation(messages)
+        turns = engine_messages(messages)
         own = self.messages_to_prompt is not generic_messages_to_prompt
         if not own and self.chat_template and self.engine_handle().has_chat_template():
-            return generation_job(turns, options, chat_template=True)
+            return generation_call(turns, options, chat_template=True)
         assert self.messages_to_prompt is not None
-        return generation_job(self.messages_to_prompt(messages), options, chat_template=False)
+        return generation_call(self.messages_to_prompt(messages), options, chat_template=False)
 
-    def _chats(self, job: Job) -> ChatResponseGen:
-        for response in self._completions(job):
+    def _chats(self, call: ModelCall) -> ChatResponseGen:
+        for response in self._completions(call):
             yield _as_chat(response)
 
-    async def _achats(self, job: Job) -> ChatResponseAsyncGen:
-        async for response in self._acompletions(job):
+    async def _achats(self, call: ModelCall) -> ChatResponseAsyncGen:
+        async for response in self._acompletions(call):
             yield _as_chat(response)
 
 
-def _conversation(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
+def engine_messages(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
+    """LlamaIndex's messages as the engine's.
+
+    Raises:
+        ConfigError: content that is not text, or an empty prompt.
+    """
     for message in messages:
         other = [block.block_type for block in message.blocks if not isinstance(block, TextBlock)]
         if other:
             raise ConfigError(f"a message holds a {other[0]!r} block; these models read text only")
-    return conversation([(_ROLES.get(message.role, "user"), message.content or "") for message in messages])
+    return merged_messages([(_ROLES.get(message.role, "user"), message.content or "") for message in messages])
 
 
 # --- responses: plain numbers and strings, no tensors -----------------------------------------------------

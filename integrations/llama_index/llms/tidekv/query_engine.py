@@ -17,10 +17,9 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 
 from llama_index.llms.tidekv.base import TideKVLLM
+from tidekv_llm.documents.loaded import corpus_of
 from tidekv_llm.errors import ConfigError
-from tidekv_llm.integration import DocumentRequest, Reply, aiterate, arun, corpus_of, document_job, iterate, run
-from tidekv_llm.integration.documents import Overflow
-from tidekv_llm.integration.requests import Job
+from tidekv_llm.service import DocumentRequest, ModelCall, Overflow, Reply, aiterate, arun, document_call, iterate, run
 
 _REPORTED = ("citations", "pages", "warnings", "finish_reason", "token_usage", "tidekv")
 
@@ -72,23 +71,23 @@ class WholeDocumentQueryEngine(BaseQueryEngine):
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         retriever = self._ranker()
         ranked = None if retriever is None else retriever.retrieve(query_bundle)
-        job = self._job(query_bundle, ranked)
+        call = self._call(query_bundle, ranked)
         if self._streaming:
-            return self._stream(job)
-        return self._response(run(self._llm.engine_handle(), job, self._llm.timeout))
+            return self._stream(call)
+        return self._response(run(self._llm.engine_handle(), call, self._llm.timeout))
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         retriever = self._ranker()
         ranked = None if retriever is None else await retriever.aretrieve(query_bundle)
-        job = self._job(query_bundle, ranked)
+        call = self._call(query_bundle, ranked)
         if self._streaming:
-            return self._astream(job)
-        return self._response(await arun(self._llm.engine_handle(), job, self._llm.timeout))
+            return self._astream(call)
+        return self._response(await arun(self._llm.engine_handle(), call, self._llm.timeout))
 
     def _ranker(self) -> BaseRetriever | None:
         return self._retriever if self._overflow == "retrieve" else None
 
-    def _job(self, query: QueryBundle, ranked: Sequence[NodeWithScore] | None) -> Job:
+    def _call(self, query: QueryBundle, ranked: Sequence[NodeWithScore] | None) -> ModelCall:
         request = DocumentRequest(
             self._corpus,
             query.query_str,
@@ -96,7 +95,7 @@ class WholeDocumentQueryEngine(BaseQueryEngine):
             overflow=self._overflow,
             order=None if ranked is None else _indices([found.node for found in ranked], self._nodes),
         )
-        return document_job(request, self._llm.call_options(None, {}))
+        return document_call(request, self._llm.call_options(None, {}))
 
     # --- responses --------------------------------------------------------------------------------------
 
@@ -110,12 +109,12 @@ class WholeDocumentQueryEngine(BaseQueryEngine):
             for item in citation["items"]
         ]
 
-    def _stream(self, job: Job) -> StreamingResponse:
+    def _stream(self, call: ModelCall) -> StreamingResponse:
         """Sources and metadata are there once the text is through."""
         response = StreamingResponse(response_gen=iter(()), source_nodes=[], metadata={})  # type: ignore[arg-type]
 
         def deltas() -> Generator[str, None, None]:
-            for item in iterate(self._llm.engine_handle(), job, self._llm.timeout):
+            for item in iterate(self._llm.engine_handle(), call, self._llm.timeout):
                 if isinstance(item, str):
                     yield item
                 else:
@@ -124,11 +123,11 @@ class WholeDocumentQueryEngine(BaseQueryEngine):
         response.response_gen = deltas()
         return response
 
-    def _astream(self, job: Job) -> AsyncStreamingResponse:
+    def _astream(self, call: ModelCall) -> AsyncStreamingResponse:
         response: AsyncStreamingResponse
 
         async def deltas() -> AsyncGenerator[str, None]:
-            async for item in aiterate(self._llm.engine_handle(), job, self._llm.timeout):
+            async for item in aiterate(self._llm.engine_handle(), call, self._llm.timeout):
                 if isinstance(item, str):
                     yield item
                 else:

@@ -1,0 +1,38 @@
+"""What every caller of several engines shares: engines by name, whose turn it is, requests on threads and event loops.
+
+The two frameworks, the app and a server stand on it. It knows none of them, needs no pydantic, and imports torch only
+when a model is used.
+"""
+
+from tidekv_llm.service.documents import DocumentRequest, Overflow, document_call
+from tidekv_llm.service.pool import EngineHandle, EngineSpec
+from tidekv_llm.service.requests import (
+    ModelCall,
+    Reply,
+    RequestTimeoutError,
+    aiterate,
+    arun,
+    call_options,
+    generation_call,
+    iterate,
+    merged_messages,
+    run,
+)
+
+__all__ = [
+    "DocumentRequest",
+    "EngineHandle",
+    "EngineSpec",
+    "ModelCall",
+    "Overflow",
+    "Reply",
+    "RequestTimeoutError",
+    "aiterate",
+    "arun",
+    "call_options",
+    "document_call",
+    "generation_call",
+    "iterate",
+    "merged_messages",
+    "run",
+]

@@ -1,0 +1,189 @@
+"""A question about documents: whole pages go into the prompt, an answer with citations and a report comes back.
+
+The prompt is the one of :meth:`TideKV.ask`: documents first, question last, so that later questions on the same
+documents find the same prefix. Nothing is ever cut inside a page: either a page is in the prompt or the report
+says that it is not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidekv_llm.documents import DEFAULT_INSTRUCTIONS, Citation, Document, PageSpan, build_prompt
+from tidekv_llm.documents.loaded import Corpus
+from tidekv_llm.documents.ranking import bm25_order
+from tidekv_llm.errors import ConfigError, ContextOverflowError
+from tidekv_llm.service.requests import Emit, ModelCall, Reply
+
+if TYPE_CHECKING:
+    from tidekv_llm.engine import TideKV
+
+Overflow = Literal["error", "retrieve"]
+
+
+@dataclass(frozen=True)
+class DocumentRequest:
+    """A question about documents.
+
+    Args:
+        corpus: the pages.
+        question: what the user asks.
+        history: earlier (question, answer) pairs.
+        instructions: what the model should do with the documents; None for the default.
+        overflow: ``"error"``, or ``"retrieve"`` to leave the least relevant pages out.
+        order: indices of the loader's items, best first, from the caller's own retriever; None for BM25.
+    """
+
+    corpus: Corpus
+    question: str
+    history: tuple[tuple[str, str], ...] = ()
+    instructions: str | None = None
+    overflow: Overflow = "error"
+    order: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.overflow not in ("error", "retrieve"):
+            raise ConfigError(f"overflow={self.overflow!r} is unknown; choose 'error' or 'retrieve'")
+        if not isinstance(self.question, str) or not self.question.strip():
+            raise ConfigError("the question is empty; ask something about the documents")
+
+    def as_text(self) -> str:
+        """The whole request for a reader of traces; also what makes it distinct in an answer cache."""
+        pages = [
+            f"[{document.name} p. {page.label}]\n{page.text}"
+            for document in self.corpus.documents
+            for page in document.pages
+        ]
+        turns = [text for turn in self.history for text in turn]
+        settings = f"({self.overflow}{'' if self.order is None else f', {list(self.order)}'})"
+        return "\n\n".join([self.instructions or DEFAULT_INSTRUCTIONS, settings, *pages, *turns, self.question])
+
+
+# --- the request -----------------------------------------------------------------------------------------
+
+
+def document_call(request: DocumentRequest, options: dict[str, Any]) -> ModelCall:
+    """Answer from whole documents; the Reply's ``extra`` has ``citations``, ``pages`` and ``warnings``."""
+
+    def call(engine: TideKV, emit: Emit, cancel: threading.Event) -> Reply:
+        chosen = _choose_pages(engine, request, options["max_new_tokens"])
+        answer = engine.ask(
+            chosen.documents,
+            request.question,
+            **options,
+            history=request.history,
+            instructions=request.instructions,
+            on_text=emit,
+            cancel=cancel,
+        )
+        extra = {
+            "citations": [_citation(citation, request.corpus) for citation in answer.citations],
+            "pages": chosen.report,
+            "warnings": list(answer.warnings),
+        }
+        return Reply(answer.text, answer.finish_reason, answer.metrics, engine.name, extra)
+
+    return call
+
+
+def _citation(citation: Citation, corpus: Corpus) -> dict[str, Any]:
+    return {
+        **corpus.where(citation.document, citation.page, citation.label),
+        "verified": citation.verified,
+        "origin": citation.origin,
+        "quote": citation.quote,
+        "score": round(citation.score, 4),
+    }
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    documents: tuple[Document, ...]
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+def _choose_pages(engine: TideKV, request: DocumentRequest, reserve: int) -> _Chosen:
+    """All pages if they fit, else what ``overflow`` says."""
+    prompt = build_prompt(
+        request.corpus.documents,
+        request.question,
+        engine.tokenizer,
+        history=request.history,
+        instructions=DEFAULT_INSTRUCTIONS if request.instructions is None else request.instructions,
+    )
+    spans, window = prompt.spans, engine.context_window
+    sizes = [span.stop - span.start for span in spans]
+    budget = window - reserve - (len(prompt) - sum(sizes))
+    if sum(sizes) <= budget:
+        return _Chosen(request.corpus.documents, _report(request.corpus, spans, set(range(len(spans)))))
+    if request.overflow == "error":
+        raise _overflow(request.corpus, spans, len(prompt), reserve, window, budget)
+    kept = _fill(_ranked(request, spans), sizes, budget)
+    if not kept:
+        raise ContextOverflowError(
+            f"not one page fits: the smallest has {min(sizes):,} tokens and {max(0, budget):,} of the {window:,} are "
+            f"free; lower max_tokens or use a longer context window",
+            prompt_tokens=len(prompt) - sum(sizes) + min(sizes) + reserve,
+            limit=window,
+        )
+    return _Chosen(_only(request.corpus.documents, spans, kept), _report(request.corpus, spans, kept))
+
+
+def _fill(order: Iterable[int], sizes: Sequence[int], budget: int) -> set[int]:
+    """Pages in order of merit as long as there is room; one that is too long makes way for the next."""
+    kept: set[int] = set()
+    for index in order:
+        if sizes[index] <= budget:
+            kept.add(index)
+            budget -= sizes[index]
+    return kept
+
+
+def _ranked(request: DocumentRequest, spans: Sequence[PageSpan]) -> list[int]:
+    """Indices of the spans, best first; with the caller's retriever, only those that it returned."""
+    if request.order is None:
+        pages = {(at, page.number): page.text for at, doc in enumerate(request.corpus.documents) for page in doc.pages}
+        return bm25_order(request.question, [pages[span.document, span.page] for span in spans])
+    owner = {item: at for at, span in enumerate(spans) for item in request.corpus.items[span.document, span.page]}
+    return list(dict.fromkeys(owner[item] for item in request.order if item in owner))
+
+
+def _only(documents: Sequence[Document], spans: Sequence[PageSpan], kept: set[int]) -> tuple[Document, ...]:
+    """The same documents with the kept pages only, in reading order; markers and indices stay as they are."""
+    pages = {(spans[index].document, spans[index].page) for index in kept}
+    return tuple(
+        replace(document, pages=tuple(page for page in document.pages if (at, page.number) in pages))
+        for at, document in enumerate(documents)
+    )
+
+
+def _report(corpus: Corpus, spans: Sequence[PageSpan], kept: set[int]) -> dict[str, Any]:
+    """Which pages went in and which did not, with their tokens; plain JSON values."""
+    parts: dict[str, list[dict[str, Any]]] = {"included": [], "left_out": []}
+    for index, span in enumerate(spans):
+        where = corpus.where(span.document, span.page, span.label)
+        parts["included" if index in kept else "left_out"].append({**where, "tokens": span.stop - span.start})
+    counts = {f"{name}_tokens": sum(page["tokens"] for page in pages) for name, pages in parts.items()}
+    return {**parts, **counts}
+
+
+def _overflow(
+    corpus: Corpus, spans: Sequence[PageSpan], prompt_tokens: int, reserve: int, window: int, budget: int
+) -> ContextOverflowError:
+    fitting = 0
+    for span in spans:
+        budget -= span.stop - span.start
+        if budget < 0:
+            break
+        fitting += 1
+    last = spans[fitting - 1] if fitting else None
+    upto = f", up to {corpus.documents[last.document].name} p. {last.label}" if last else ""
+    return ContextOverflowError(
+        f"the documents need {prompt_tokens + reserve:,} tokens ({reserve:,} for the answer) but the model takes "
+        f"{window:,}; the first {fitting} of {len(spans)} pages would fit{upto}: pass fewer, or overflow='retrieve'",
+        prompt_tokens=prompt_tokens + reserve,
+        limit=window,
+    )

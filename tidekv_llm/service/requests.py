@@ -1,0 +1,256 @@
+"""One request on the model's worker thread, with its deltas handed to whoever waits, in a thread or on a loop.
+
+A call runs on one thread from beginning to end, so that torch's thread-local modes never meet a ``yield``. The
+consumer may vanish at any moment: then the request is cancelled and stops within one chunk step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tidekv_llm.errors import Cancelled, ConfigError, TideKVError
+from tidekv_llm.service.pool import EngineHandle
+
+if TYPE_CHECKING:
+    from tidekv_llm.engine import TideKV
+    from tidekv_llm.metrics import Metrics
+
+Emit = Callable[[str], None]
+Message = dict[str, str]
+ModelCall = Callable[["TideKV", Emit, threading.Event], "Reply"]
+
+CALL_OPTIONS = ("max_tokens", "max_new_tokens", "temperature", "top_p", "top_k", "seed")
+
+
+class RequestTimeoutError(TideKVError, TimeoutError):
+    """The request took longer than ``timeout`` seconds and was stopped."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A finished request.
+
+    Args:
+        text: the answer, cut before a stop string.
+        finish_reason: ``"stop"`` or ``"length"``.
+        metrics: times and bytes.
+        model: the model's name.
+        extra: more to report; plain JSON values.
+    """
+
+    text: str
+    finish_reason: str
+    metrics: Metrics
+    model: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Token counts, under the names that most providers use."""
+        prompt, new = self.metrics.prompt_tokens, self.metrics.new_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+    def as_info(self) -> dict[str, Any]:
+        """Everything but the text, as JSON values."""
+        return {
+            "model_name": self.model,
+            "finish_reason": self.finish_reason,
+            "token_usage": self.usage,
+            "tidekv": self.metrics.as_dict(),
+            **self.extra,
+        }
+
+
+# --- options and prompts ---------------------------------------------------------------------------------
+
+
+def call_options(
+    defaults: Mapping[str, Any], stop: str | Sequence[str] | None, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Keywords for the engine: the object's own, changed by the call's; stop strings of both hold.
+
+    Raises:
+        ConfigError: an unknown name, or ``max_tokens`` and ``max_new_tokens`` at once.
+    """
+    unknown = [name for name in overrides if name not in CALL_OPTIONS]
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r}; a call takes {', '.join(CALL_OPTIONS)} and stop")
+    given = {name: value for name, value in overrides.items() if value is not None}
+    if "max_tokens" in given and "max_new_tokens" in given:
+        raise ConfigError("max_tokens and max_new_tokens are the same option; give one of them")
+    options = {name: given.get(name, defaults[name]) for name in ("temperature", "top_p", "top_k", "seed")}
+    options["max_new_tokens"] = given.get("max_tokens", given.get("max_new_tokens", defaults["max_tokens"]))
+    own = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    options["stop"] = tuple(dict.fromkeys((*defaults["stop"], *own)))
+    _check_numbers(options)
+    return options
+
+
+def _check_numbers(options: Mapping[str, Any]) -> None:
+    for name in ("max_new_tokens", "top_k", "temperature", "top_p"):
+        value, whole = options[name], name in ("max_new_tokens", "top_k")
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            raise ConfigError(f"{name}={value!r} must be a {'whole ' * whole}number")
+    if options["max_new_tokens"] < 1:
+        raise ConfigError(f"max_tokens={options['max_new_tokens']} must be at least 1")
+
+
+def merged_messages(messages: Sequence[tuple[str, str]]) -> list[Message]:
+    """(role, text) pairs as the engine's messages; neighbours of one role become one message.
+
+    Many chat templates insist on turns that alternate. System messages are merged by the engine.
+
+    Raises:
+        ConfigError: no message, or nothing but white space in all of them.
+    """
+    merged: list[Message] = []
+    for role, text in messages:
+        if merged and merged[-1]["role"] == role:
+            merged[-1]["content"] += f"\n\n{text}"
+        else:
+            merged.append({"role": role, "content": text})
+    if not any(message["content"].strip() for message in merged):
+        raise ConfigError("the prompt is empty; write at least one word")
+    return merged
+
+
+def generation_call(prompt: str | list[Message], options: dict[str, Any], *, chat_template: bool) -> ModelCall:
+    """Continue a text or a conversation.
+
+    Args:
+        prompt: a text goes through the chat template as one user message; a list is a conversation.
+        options: from :func:`call_options`.
+        chat_template: False continues a text as it stands.
+    """
+    if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+        raise ConfigError("the prompt is empty; write at least one word")
+
+    def call(engine: TideKV, emit: Emit, cancel: threading.Event) -> Reply:
+        stream = engine.stream(encode(engine, prompt, chat_template), **options, cancel=cancel)
+        for delta in stream:
+            emit(delta)
+        generation = stream.generation
+        assert generation is not None
+        return Reply(generation.text, generation.finish_reason, generation.metrics, engine.name)
+
+    return call
+
+
+def encode(engine: TideKV, prompt: str | list[Message], chat_template: bool) -> list[int]:
+    """Token ids with exactly one beginning-of-sequence token, where the model has one."""
+    if isinstance(prompt, str):
+        if not (chat_template and getattr(engine.tokenizer, "chat_template", None)):
+            return _single_bos(engine.encode(prompt), getattr(engine.tokenizer, "bos_token_id", None))
+        prompt = [{"role": "user", "content": prompt}]
+    return engine.encode(prompt)
+
+
+def _single_bos(ids: list[int], bos: int | None) -> list[int]:
+    """A text that spells the token itself gets a second one from the tokenizer."""
+    while bos is not None and ids[:2] == [bos, bos]:
+        ids = ids[1:]
+    return ids
+
+
+# --- running ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Failed:
+    error: BaseException
+
+
+def _start(handle: EngineHandle, call: ModelCall, put: Callable[[Any], None], cancel: threading.Event) -> None:
+    """Queue the call; ``put`` receives its deltas and then a Reply or a _Failed, whatever happens."""
+
+    def work() -> None:
+        try:
+            if cancel.is_set():
+                raise Cancelled("stopped on request while waiting for the model")
+            put(call(handle.engine(), put, cancel))
+        except BaseException as error:  # whoever waits must hear of it, or waits for ever
+            put(_Failed(error))
+
+    handle.submit(work)
+
+
+def iterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> Iterator[str | Reply]:
+    """Yield text deltas and at last the Reply.
+
+    Raises:
+        RequestTimeoutError: ``timeout`` seconds passed before the end.
+        TideKVError: whatever the call raised.
+    """
+    items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    cancel = threading.Event()
+    deadline = None if timeout is None else time.monotonic() + timeout
+    _start(handle, call, items.put, cancel)
+    try:
+        while True:
+            try:
+                item = items.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise _timed_out(timeout) from None
+            yield _raised(item)
+            if isinstance(item, Reply):
+                return
+    finally:
+        cancel.set()
+
+
+async def aiterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> AsyncIterator[str | Reply]:
+    """:func:`iterate` for an event loop, which it never blocks; a cancelled task cancels the request."""
+    loop = asyncio.get_running_loop()
+    items: asyncio.Queue[Any] = asyncio.Queue()
+    cancel = threading.Event()
+
+    def put(item: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+    deadline = None if timeout is None else loop.time() + timeout
+    _start(handle, call, put, cancel)
+    try:
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    item = await items.get()
+            except TimeoutError:
+                raise _timed_out(timeout) from None
+            yield _raised(item)
+            if isinstance(item, Reply):
+                return
+    finally:
+        cancel.set()
+
+
+def run(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> Reply:
+    """The Reply of a call; raises as :func:`iterate`."""
+    *_, reply = iterate(handle, call, timeout)
+    assert isinstance(reply, Reply)
+    return reply
+
+
+async def arun(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> Reply:
+    """:func:`run` for an event loop."""
+    *_, reply = [item async for item in aiterate(handle, call, timeout)]
+    assert isinstance(reply, Reply)
+    return reply
+
+
+def _raised(item: Any) -> str | Reply:
+    if isinstance(item, _Failed):
+        raise item.error
+    assert isinstance(item, str | Reply)
+    return item
+
+
+def _timed_out(timeout: float | None) -> RequestTimeoutError:
+    return RequestTimeoutError(f"no answer within timeout={timeout:g} s; raise it or shorten the prompt")
