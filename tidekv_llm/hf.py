@@ -166,8 +166,7 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         """Device of the embedding, where prompts go in."""
-        device: torch.device = self.backbone.embed_tokens.weight.device
-        return device
+        return _execution_device(self.backbone.embed_tokens)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -176,8 +175,7 @@ class Decoder:
 
     def layer_device(self, layer: int) -> torch.device:
         """Where a layer's keys and values are computed."""
-        device: torch.device = next(self.layers[layer].parameters()).device
-        return device
+        return _execution_device(self.layers[layer])
 
     def sliding_window(self, layer: int) -> int | None:
         """Window of a sliding-window layer in tokens, None for full attention."""
@@ -333,6 +331,27 @@ def _backbone(model: PreTrainedModel) -> Any:
         f"{type(model).__name__} lacks {missing}; families with learned positions, recurrent or encoder layers "
         "are unsupported"
     )
+
+
+def _execution_device(module: nn.Module) -> torch.device:
+    """Where a module computes: of offloaded weights, which lie on ``meta``, accelerate's hook knows it.
+
+    Raises:
+        UnsupportedModelError: the weights are nowhere, and nothing brings them to a device.
+    """
+    for part in module.modules():
+        hook = getattr(part, "_hf_hook", None)
+        for each in getattr(hook, "hooks", (hook,)):
+            device = getattr(each, "execution_device", None)
+            if device is not None and next(part.parameters(), None) is not None:
+                return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    own: torch.device = next(module.parameters()).device
+    if own.type == "meta":
+        raise UnsupportedModelError(
+            f"the weights of {type(module).__name__} are on the meta device and no hook of accelerate brings them to "
+            "another; load the model with device_map"
+        )
+    return own
 
 
 def _layer_types(config: Any, num_layers: int) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def run_layer_major(
     prompt_length = token_ids.shape[1]
     cuts = (*boundaries, task.reused)
     chunks = tuple(chunk for chunk in plan_chunks(prompt_length, chunk_size, cuts) if chunk.start >= task.reused)
-    bridge = make_bridge(task.config.bridge, token_ids.shape[0], task.reused, prompt_length, decoder)
+    bridge = make_bridge(task.config.bridge, token_ids.shape[0], chunks, decoder)
     for chunk in chunks:
         bridge.write(chunk, decoder.embed(token_ids[:, chunk.start : chunk.stop]))
     scratch = Scratch()
@@ -67,7 +67,8 @@ def run_layer_major(
         for number, (chunk, outputs_needed) in enumerate(steps, start=1):
             task.request.check_cancelled()
             active.outputs_needed = outputs_needed
-            hidden = bridge.read(chunk, ahead=steps[number][0] if number < len(steps) else None)
+            ahead = steps[number][0] if number < len(steps) else None
+            hidden = bridge.read(chunk, decoder.layer_device(index), ahead)
             output = _run_chunk(decoder, index, chunk, prompt_length, hidden, active, task.config.mlp_chunk_size)
             if output is not None:
                 bridge.write(chunk, output)
