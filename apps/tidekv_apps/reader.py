@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tidekv_llm.documents import Document
     from tidekv_llm.engine import Answer, TideKV
-    from tidekv_llm.session import Session as DocumentSession
+    from tidekv_llm.engine import Session as DocumentSession
 
 History = Sequence[tuple[str, str]]
 # Only these run one layer at a time, so that a layer's stored keys and values can take the prefix's place.
