@@ -49,8 +49,8 @@ def fresh(session: Session, question: str, history: list[tuple[str, str]] | None
 
 def prefill_of(session: Session, question: str, history: list[tuple[str, str]] | None, prefix: Any) -> Prefilled:
     run, prompt = session._run, session._layout.prompt(question, history or ())
-    task = run.task(prompt.token_ids, Request(), boundaries=document_ends(prompt), reserve=4, prefix=prefix)
-    return run.prefill(task)
+    given = run.input(prompt.token_ids, Request(), boundaries=document_ends(prompt), reserve=4, prefix=prefix)
+    return run.prefill(given)
 
 
 def kept(prefilled: Prefilled) -> list[list[int]]:

@@ -166,6 +166,11 @@ class TideKV:
         return self._open().decoder.device
 
     @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Every device that holds a part of the model."""
+        return self._open().decoder.devices
+
+    @property
     def name(self) -> str:
         """What the model is called."""
         return self._open().name
@@ -274,8 +279,8 @@ class TideKV:
 
     def _stream(self, prompt: PromptInput, options: Settled, request: Request) -> Stream:
         run = self._run()
-        task = run.task(self.encode(prompt), request, reserve=options.max_new_tokens, prefix=self._prefix)
-        return Stream(run.generate(task, options))
+        given = run.input(self.encode(prompt), request, reserve=options.max_new_tokens, prefix=self._prefix)
+        return Stream(run.generate(given, options))
 
     def prefill(
         self,
@@ -304,10 +309,10 @@ class TideKV:
         """
         whole_number("reserve", reserve, least=0)
         run, request = self._run(), Request(progress, cancel)
-        task = run.task(token_ids, request, boundaries=(document_end,), reserve=reserve, all_outputs=all_outputs)
-        if not 0 <= document_end <= task.length:
-            raise ConfigError(f"document_end={document_end} must lie within the prompt of {task.length} tokens")
-        return run.prefill(task)
+        given = run.input(token_ids, request, boundaries=(document_end,), reserve=reserve, all_outputs=all_outputs)
+        if not 0 <= document_end <= given.length:
+            raise ConfigError(f"document_end={document_end} must lie within the prompt of {given.length} tokens")
+        return run.prefill(given)
 
     def encode(self, prompt: PromptInput) -> list[int]:
         """Token ids of a prompt: a raw string, messages through the chat template (one BOS), or ids as they are."""

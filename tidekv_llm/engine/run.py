@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tidekv_llm.attention import AttentionDispatch
-from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.compress.selectors import make_selector
 from tidekv_llm.config import AUTO_CHUNK, PrefillConfig
 from tidekv_llm.documents import Document, Prompt, cite_pages, document_ends
@@ -29,10 +27,11 @@ from tidekv_llm.memory import MemoryMeter, MemoryReport
 from tidekv_llm.metrics import Metrics
 from tidekv_llm.planner import choose_chunk_size, require_memory
 from tidekv_llm.prefill.result import Prefilled
+from tidekv_llm.prefill.task import PrefillTask
 from tidekv_llm.prefixes.filling import Filling
 from tidekv_llm.prefixes.plan import PrefixCache, PromptIdentity, ReusePlan
 from tidekv_llm.request import Request
-from tidekv_llm.schedules import Job, make_schedule
+from tidekv_llm.schedules import make_schedule
 
 if TYPE_CHECKING:
     from tidekv_llm.engine.weights import Hold
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Task:
-    """One prompt to prefill.
+class RunInput:
+    """One prompt to run.
 
     Attributes:
         ids: int64 [1, S].
@@ -85,7 +84,7 @@ class Run:
         """The same weights with a hold of its own, another config."""
         return replace(self, hold=self.hold.share(), config=config)
 
-    def task(
+    def input(
         self,
         token_ids: Sequence[int] | Tensor,
         request: Request,
@@ -94,8 +93,8 @@ class Run:
         reserve: int = 0,
         all_outputs: bool = False,
         prefix: PrefixCache | None = None,
-    ) -> Task:
-        """A checked task.
+    ) -> RunInput:
+        """A checked prompt.
 
         Raises:
             ConfigError: no ids, or one outside the vocabulary.
@@ -103,7 +102,7 @@ class Run:
         """
         ids = check_ids(token_ids, self.hold.get().decoder.vocab_size)
         check_window(ids.shape[1], reserve, self.window)
-        return Task(ids, request, boundaries, reserve, all_outputs, prefix)
+        return RunInput(ids, request, boundaries, reserve, all_outputs, prefix)
 
     # --- the path ---------------------------------------------------------------------------------------
 
@@ -116,14 +115,14 @@ class Run:
         prefix: PrefixCache | None = None,
     ) -> Generator[str, None, Answer]:
         """Yield text deltas of an answer, return the whole with its citations."""
-        task = self.task(
+        given = self.input(
             prompt.token_ids,
             request,
             boundaries=document_ends(prompt),
             reserve=options.max_new_tokens,
             prefix=prefix,
         )
-        prefilled = self.prefill(task)
+        prefilled = self.prefill(given)
         kept = kept_per_page(prefilled.cache, prompt.spans, self.hold.get().decoder.num_kv_heads)
         generation = yield from self.decode(prefilled, options, request)
         return Answer(
@@ -138,9 +137,9 @@ class Run:
             page_strip_by_layer=kept,
         )
 
-    def generate(self, task: Task, options: Settled) -> Generator[str, None, Generation]:
+    def generate(self, prompt: RunInput, options: Settled) -> Generator[str, None, Generation]:
         """Yield text deltas, return the whole."""
-        return (yield from self.decode(self.prefill(task), options, task.request))
+        return (yield from self.decode(self.prefill(prompt), options, prompt.request))
 
     def decode(self, prefilled: Prefilled, options: Settled, request: Request) -> Generator[str, None, Generation]:
         """Yield text deltas from a cache, return the whole. No lock and no grad mode is held across a yield."""
@@ -148,21 +147,21 @@ class Run:
 
     # --- prefill ----------------------------------------------------------------------------------------
 
-    def prefill(self, task: Task) -> Prefilled:
+    def prefill(self, prompt: RunInput) -> Prefilled:
         """The compressed cache of a prompt, with what the prefix cache has.
 
         Looking for a store, reading and filling it are one turn at the model: whoever asks about the same document
         meanwhile finds it finished, and no store is evicted while it is read.
         """
-        with self.hold.get().lock.hold(task.request.cancel):
-            task.request.started = time.perf_counter()
-            run = self.settled(task.length)
-            obstacle = self.obstacle_to_reuse(task.length) if task.prefix is not None else ""
-            if task.prefix is None or obstacle:
-                prefilled = run._prefill_once(task, ReusePlan(), None)
+        with self.hold.get().lock.hold(prompt.request.cancel):
+            prompt.request.started = time.perf_counter()
+            run = self.settled(prompt.length)
+            obstacle = self.obstacle_to_reuse(prompt.length) if prompt.prefix is not None else ""
+            if prompt.prefix is None or obstacle:
+                prefilled = run._prefill_once(prompt, ReusePlan(), None)
                 prefilled.metrics.notes += [obstacle] if obstacle else []
                 return prefilled
-            return run._prefill_reusing(task, task.prefix)
+            return run._prefill_reusing(prompt, prompt.prefix)
 
     def settled(self, prompt_length: int) -> Run:
         """This run with an ``"auto"`` chunk size chosen: from the memory that is free now, so once per request."""
@@ -189,15 +188,15 @@ class Run:
         numerics = f"chunk_size={config.chunk_size}, attention={config.attention}, schedule={config.schedule}"
         return PromptIdentity(weights.identity, numerics, weights.decoder.num_layers)
 
-    def _prefill_reusing(self, task: Task, prefix: PrefixCache) -> Prefilled:
+    def _prefill_reusing(self, prompt: RunInput, prefix: PrefixCache) -> Prefilled:
         """Prefill from a stored prefix; one that cannot be read is dropped and done without."""
         notes: list[str] = []
-        token_ids, identity = tuple(task.ids[0].tolist()), self.identity()
+        token_ids, identity = tuple(prompt.ids[0].tolist()), self.identity()
         while True:
-            plan = prefix.plan(token_ids, task.boundaries, self.config.window_size, identity)
+            plan = prefix.plan(token_ids, prompt.boundaries, self.config.window_size, identity)
             filling = Filling(plan.writer) if plan.writer is not None else None
             try:
-                prefilled = self._prefill_once(task, plan, filling)
+                prefilled = self._prefill_once(prompt, plan, filling)
             except CacheError as error:
                 if plan.reader is None:
                     raise
@@ -214,47 +213,42 @@ class Run:
                 if filling is not None:
                     filling.abandon()
 
-    def _prefill_once(self, task: Task, plan: ReusePlan, filling: Filling | None) -> Prefilled:
-        weights, config, request = self.hold.get(), self.config, task.request
+    def _prefill_once(self, prompt: RunInput, plan: ReusePlan, filling: Filling | None) -> Prefilled:
+        weights, config, request = self.hold.get(), self.config, prompt.request
         decoder, chunk_size = weights.decoder, int(config.chunk_size)
-        check_exact_length(task.length, decoder.max_exact_length())
+        check_exact_length(prompt.length, decoder.max_exact_length())
         with (
             torch.no_grad(),
-            memory_errors(f"a prompt of {task.length:,} tokens at chunk_size={chunk_size}"),
+            memory_errors(f"a prompt of {prompt.length:,} tokens at chunk_size={chunk_size}"),
             MemoryMeter(decoder.device, weights=weights.nbytes) as meter,
         ):
             # Asked under the lock: what an earlier request holds is not free.
-            require_memory(weights.shape, task.length, config, decoder.devices, task.reserve)
-            full_layers = [index for index in range(decoder.num_layers) if decoder.sliding_window(index) is None]
-            compressor = Compressor(config, decoder.num_layers, task.length, task.reserve, full_layers)
-            job = Job(
-                compressor=compressor,
-                attention=AttentionDispatch(config.attention),
+            require_memory(weights.shape, prompt.length, config, decoder.devices, prompt.reserve)
+            task = PrefillTask(
+                config=config,
                 request=request,
                 meter=meter,
-                chunk_size=chunk_size,
-                boundaries=task.boundaries,
-                all_outputs=task.all_outputs,
+                reserve=prompt.reserve,
+                boundaries=prompt.boundaries,
                 reader=plan.reader,
                 reused=plan.reused,
                 writer=filling,
-                bridge=config.bridge,
-                mlp_chunk_size=config.mlp_chunk_size,
+                all_outputs=prompt.all_outputs,
             )
-            cache, hidden = make_schedule(config.schedule).prefill(decoder, task.ids, job)
-            logits = decoder.logits(hidden[:, -1])[0]
+            built = make_schedule(config.schedule).build(decoder, prompt.ids, task)
+            logits = decoder.logits(built.hidden[:, -1])[0]
             filled = filling.host_bytes if filling is not None else 0
             if decoder.device.type == "cpu":  # elsewhere host memory is no part of the device's peak
                 meter.set_component("document_store", filled)
             report = meter.report()
             seconds = time.perf_counter() - request.started
-        metrics = self._metrics(report, task.length)
-        metrics.kept_tokens, metrics.cache_bytes = cache.kept_tokens, cache.nbytes
+        metrics = self._metrics(report, prompt.length)
+        metrics.kept_tokens, metrics.cache_bytes = built.cache.kept_tokens, built.cache.nbytes
         metrics.reused_prefix_tokens = plan.reused
         metrics.components["document_store"] = filled or (plan.reader.host_bytes if plan.reader is not None else 0)
         metrics.prefill_seconds = metrics.ttft_seconds = seconds
         metrics.compress_seconds = request.seconds.get("compress", 0.0)
-        return Prefilled(cache, logits, task.length, metrics, compressor.evidence, hidden[0])
+        return Prefilled(built.cache, logits, prompt.length, metrics, built.evidence, built.hidden[0])
 
     def _metrics(self, report: MemoryReport, prompt_tokens: int) -> Metrics:
         notes = list(self.notes)

@@ -153,7 +153,7 @@ class Session:
         if self._run.obstacle_to_reuse(len(self._layout)):
             return
         layout, request = self._layout, Request(progress, cancel)
-        self._run.prefill(self._run.task(layout.token_ids, request, boundaries=layout.ends, prefix=self._prefix))
+        self._run.prefill(self._run.input(layout.token_ids, request, boundaries=layout.ends, prefix=self._prefix))
 
     def append(self, document: Document) -> None:
         """Add a document after the others; what was read of them is reused.

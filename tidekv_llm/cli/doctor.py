@@ -1,7 +1,8 @@
-"""What this machine has and lacks: the lines of ``tidekv doctor``."""
+"""``tidekv doctor``: what this machine has and lacks."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import os
@@ -11,9 +12,13 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tidekv_llm.errors import reason
+from rich.text import Text
+
+from tidekv_llm import hardware
+from tidekv_llm.cli.terminal import one_row, print_json, print_table
+from tidekv_llm.errors import ConfigError, reason
 from tidekv_llm.models import embedded
 
 GIB = 2**30
@@ -48,6 +53,32 @@ class Check(NamedTuple):
     hint: str = ""
 
 
+def add_command(commands: Any) -> None:
+    """Add it to the command line's subparsers."""
+    summary = "say what this machine can use"
+    parser = commands.add_parser("doctor", help=summary, description=summary)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look and print; 1 if something is wrong."""
+    checks = doctor()
+    if options.json:
+        print_json([check._asdict() for check in checks])
+    else:
+        print_table([row for check in checks for row in _rows(check)])
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def _rows(check: Check) -> list[tuple[str | Text, ...]]:
+    mark = Text("ok", "green") if check.ok else Text("!!", "red")
+    rows: list[tuple[str | Text, ...]] = [(mark, check.item, check.value)]
+    if check.hint:
+        rows.append(("", "", Text(one_row(check.hint), "dim")))
+    return rows
+
+
 def doctor() -> list[Check]:
     """Look at Python, torch, transformers, GPU, memory, CPU, disk and extras; no network call.
 
@@ -73,6 +104,8 @@ def doctor() -> list[Check]:
 def _guarded(item: str, look: Callable[[], Check]) -> Check:
     try:
         return look()
+    except ConfigError as error:  # an environment variable with a wrong value: it says the remedy itself
+        return Check(item, "could not be examined", False, str(error))
     except Exception as error:  # a broken driver or a half-installed package must not hide the other lines
         return Check(item, f"could not be examined ({reason(error, 120)})", False, f"repair or reinstall {item}")
 
@@ -141,12 +174,10 @@ def _ram() -> Check:
 
 
 def _cpu() -> Check:
-    from tidekv_llm.models.load import cpu_has_bf16
-
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    fast = cpu_has_bf16()
-    value = f"{usable} cores, {'native bfloat16' if fast else 'no native bfloat16 (float32 is used)'}"
-    return Check("CPU", value, True)
+    kind, variable = hardware.cpu_kind(), hardware.limited_by()
+    limit = f" ({hardware.cpu_kinds()[-1]}, held back by {variable}={os.environ[variable]})" if variable else ""
+    dtype = "native bfloat16" if hardware.cpu_has_bf16() else "no native bfloat16 (float32 is used)"
+    return Check("CPU", f"{hardware.cores()} cores, {kind}{limit}, {dtype}", True)
 
 
 def _cache_folder() -> Check:
