@@ -13,13 +13,15 @@ from tidekv_llm.errors import ClosedError, ConfigError
 from tidekv_llm.hf import Decoder
 from tidekv_llm.lock import FairLock
 from tidekv_llm.memory import weight_bytes
+from tidekv_llm.models.shapes import shape_of
 from tidekv_llm.prefixes.identity import model_identity
 from tidekv_llm.prefixes.pool import PrefixPool
 from tidekv_llm.selfcheck import check_decoder
-from tidekv_llm.shapes import ModelShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from tidekv_llm.shapes import ModelShape
 
 
 class Weights:
@@ -52,7 +54,7 @@ class Weights:
     @property
     def shape(self) -> ModelShape:
         """The model's dimensions, as the planner uses them."""
-        return ModelShape.of(self.decoder, self.nbytes)
+        return shape_of(self.decoder, self.nbytes)
 
     @property
     def trained_window(self) -> int:
