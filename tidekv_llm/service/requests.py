@@ -1,4 +1,4 @@
-"""One request on the model's worker thread, with its deltas handed to whoever waits, in a thread or on a loop.
+"""One request on a thread of its own, with its deltas handed to whoever waits, in a thread or on a loop.
 
 A call runs on one thread from beginning to end, so that torch's thread-local modes never meet a ``yield``. The
 consumer may vanish at any moment: then the request is cancelled and stops within one chunk step.
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tidekv_llm.errors import Cancelled, ConfigError, TideKVError
+from tidekv_llm.errors import ConfigError, TideKVError
 from tidekv_llm.service.pool import EngineHandle
 
 if TYPE_CHECKING:
@@ -168,17 +168,17 @@ class _Failed:
 
 
 def _start(handle: EngineHandle, call: ModelCall, put: Callable[[Any], None], cancel: threading.Event) -> None:
-    """Queue the call; ``put`` receives its deltas and then a Reply or a _Failed, whatever happens."""
+    """Take a place in the model's line; ``put`` gets the call's deltas, then a Reply or a _Failed, whatever happens."""
+    ticket = handle.join()
 
     def work() -> None:
         try:
-            if cancel.is_set():
-                raise Cancelled("stopped on request while waiting for the model")
-            put(call(handle.engine(), put, cancel))
+            with handle.turn(ticket, cancel) as engine:
+                put(call(engine, put, cancel))
         except BaseException as error:  # whoever waits must hear of it, or waits for ever
             put(_Failed(error))
 
-    handle.submit(work)
+    threading.Thread(target=work, name="tidekv").start()
 
 
 def iterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> Iterator[str | Reply]:
