@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from tidekv_llm.memory import format_bytes
+from tidekv_llm.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tidekv_llm.doctor import Check

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.errors import CacheError
-from tidekv_llm.memory import format_bytes
+from tidekv_llm.sizes import format_bytes
 from tidekv_llm.store.base import PrefixStore, StoreKey
 
 
