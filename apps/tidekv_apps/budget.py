@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidekv_apps.engines import ModelFacts
-from tidekv_apps.retrieve import choose_pages
 from tidekv_apps.settings import AskSettings
 from tidekv_llm import planner
 from tidekv_llm.documents import Document, build_prompt
+from tidekv_llm.documents.ranking import fill_room, only_pages, ranked_pages
 from tidekv_llm.errors import TideKVError
 from tidekv_llm.memory import available_bytes
+from tidekv_llm.service import ModelFacts
 from tidekv_llm.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def documents_to_send(session: Session, budget: Budget, question: str) -> list[D
     # The question is counted already; a page marker may take a token more once fewer files are named.
     pages = sum(budget.page_tokens.values())
     room = pages - (budget.total - budget.limit) - 16
-    return choose_pages(documents, question, budget.page_tokens, room)
+    kept = fill_room(ranked_pages(documents, question), budget.page_tokens, room)
+    return [document for document in only_pages(documents, kept) if document.pages]
 
 
 # --- memory ---------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from typing import Any
 from tidekv_apps import export, ingest, panels, viewer
 from tidekv_apps.ask import Asker
 from tidekv_apps.budget import Budget, memory_problem
-from tidekv_apps.engines import EnginePool
+from tidekv_apps.models import Models
 from tidekv_apps.security import OWNER_COOKIE, plain_error
 from tidekv_apps.settings import AppOptions, AskSettings
-from tidekv_apps.state import BusyError, Job, JobQueue, Registry, Session, SessionClosedError
-from tidekv_llm.errors import ConfigError
+from tidekv_apps.state import Job, Registry, Session, SessionClosedError
+from tidekv_llm.errors import BusyError, ConfigError
 
 POLL_SECONDS = 0.1
 SAMPLE = Path(__file__).parent / "samples" / "lighthouse.pdf"
@@ -32,12 +32,10 @@ class Services:
     def __init__(self, options: AppOptions, folder: Path) -> None:
         self.options, self.folder = options, folder
         self.uploads = folder / "uploads"
-        self.pool = EnginePool(options)
-        self.line = JobQueue(options.limits.waiting_jobs)
         self.reading = threading.BoundedSemaphore(2)
         self.registry = Registry(folder / "sessions", options.limits, self._new_settings)
-        self.pool.before_unload = self.registry.drop_readers
-        self.asker = Asker(self.pool, self.line, self.registry)
+        self.models = Models(options, before_unload=self.registry.drop_readers)
+        self.asker = Asker(self.models, self.registry)
         self._stopped = threading.Event()
 
     def _new_settings(self) -> AskSettings:
@@ -45,14 +43,14 @@ class Services:
 
     def start(self) -> None:
         """Load the first model and begin to look for idle sessions."""
-        self.pool.start()
+        self.models.start()
         threading.Thread(target=self._sweep, name="tidekv-sweep", daemon=True).start()
 
     def stop(self) -> None:
         """Free everything."""
         self._stopped.set()
         self.registry.close_all()
-        self.pool.close()
+        self.models.close()
 
     def _sweep(self) -> None:
         while not self._stopped.wait(min(30.0, self.options.limits.idle_seconds)):
@@ -80,7 +78,7 @@ def identity(request: Any) -> tuple[str, str]:
 
 def budget_of(services: Services, session: Session, question: str = "") -> Budget | None:
     """The next question's budget; None while the model is not there or nothing can be asked about."""
-    facts = services.pool.facts(session.settings.model)
+    facts = services.models.facts(session.settings.model)
     if facts is None or any(entry.state in ("reading", "locked") for entry in session.entries):
         return None
     return session.counter.count(session, facts, question if isinstance(question, str) else "")
@@ -90,7 +88,7 @@ def problem_of(services: Services, session: Session, budget: Budget | None) -> s
     """Why the settings cannot run, if they cannot."""
     if session.settings_error:
         return session.settings_error
-    facts = services.pool.facts(session.settings.model)
+    facts = services.models.facts(session.settings.model)
     if budget is None or facts is None:
         return ""
     return memory_problem(facts, min(budget.total, budget.limit), session.settings)
@@ -104,11 +102,11 @@ def can_ask(session: Session, budget: Budget | None, problem: str) -> bool:
 
 def status_line(services: Services) -> str:
     """What the models are doing."""
-    pool = services.pool
-    if pool.error is not None:
-        return panels.notice(plain_error(pool.error), "error")
-    if not pool.ready.is_set():
-        return panels.notice(f"{pool.message} {100 * pool.fraction:.0f}%")
+    models = services.models
+    if models.error is not None:
+        return panels.notice(plain_error(models.error), "error")
+    if not models.ready.is_set():
+        return panels.notice(f"{models.message} {100 * models.fraction:.0f}%")
     return ""
 
 
@@ -176,7 +174,7 @@ async def read_files(services: Services, session: Session, paths: Sequence[str])
 
 def count_now(services: Services, session: Session) -> None:
     """Count tokens here, in the reading thread, so that the page does not wait for it later."""
-    services.pool.ready.wait(600)
+    services.models.ready.wait(600)
     budget_of(services, session)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tidekv_apps.security import check_upload_path, plain_error, safe_name
 from tidekv_apps.settings import Limits
-from tidekv_apps.state import BusyError, Entry, Job, Session
+from tidekv_apps.state import Entry, Job, Session
 from tidekv_llm.documents import Document, PdfLimits
-from tidekv_llm.errors import Cancelled, DocumentError, EncryptedDocumentError, TideKVError
+from tidekv_llm.errors import BusyError, Cancelled, DocumentError, EncryptedDocumentError, TideKVError
 
 PdfProgress = Callable[[int, int], None]
 

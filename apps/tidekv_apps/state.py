@@ -6,31 +6,26 @@ at a time; the others wait in order of arrival and know their place.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import secrets
 import shutil
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidekv_apps.budget import BudgetCounter
 from tidekv_apps.settings import AskSettings, Limits
-from tidekv_llm.errors import Cancelled, DocumentError, TideKVError
+from tidekv_llm.errors import BusyError, DocumentError, TideKVError
+from tidekv_llm.lock import Ticket
 
 if TYPE_CHECKING:
     from tidekv_apps.reader import Reader
     from tidekv_llm.documents import Document
     from tidekv_llm.engine import Answer
-
-
-class BusyError(TideKVError):
-    """Too much is going on; the message says what to wait for."""
 
 
 class SessionClosedError(TideKVError):
@@ -126,6 +121,7 @@ class Job:
         self.finished = threading.Event()
         self.live = Live()
         self.version = 0
+        self.ticket: Ticket | None = None
 
     def show(self, stage: str, detail: str = "", fraction: float | None = None) -> None:
         """Say what is going on."""
@@ -137,62 +133,9 @@ class Job:
         self.live = Live("Answering", "", None, self.live.text + delta)
         self.version += 1
 
-
-class JobQueue:
-    """A first-come lock of one, with a limit on how many may wait."""
-
-    def __init__(self, max_waiting: int) -> None:
-        self._max_waiting = max_waiting
-        self._line: deque[Job] = deque()
-        self._changed = threading.Condition()
-        self._running = False
-
-    def __len__(self) -> int:
-        return len(self._line)
-
-    def join(self, job: Job) -> None:
-        """Take a place at the end.
-
-        Raises:
-            BusyError: the line is full.
-        """
-        with self._changed:
-            if len(self._line) > self._max_waiting:
-                raise BusyError(f"{len(self._line)} questions are waiting already; try again in a minute")
-            self._line.append(job)
-
-    @contextmanager
-    def turn(self, job: Job) -> Iterator[None]:
-        """Wait for the job's turn, telling it its place; leave the line in any case.
-
-        Raises:
-            Cancelled: the job was cancelled while it waited.
-        """
-        try:
-            self._wait(job)
-            yield
-        finally:
-            with self._changed:
-                if self._line and self._line[0] is job:
-                    self._running = False
-                with contextlib.suppress(ValueError):
-                    self._line.remove(job)
-                self._changed.notify_all()
-
-    def _wait(self, job: Job) -> None:
-        shown = -1
-        with self._changed:
-            while True:
-                if job.cancel.is_set():
-                    raise Cancelled("stopped while waiting")
-                place = self._line.index(job)
-                if place == 0 and not self._running:
-                    self._running = True
-                    return
-                if place != shown:
-                    shown = place
-                    job.show("Waiting", f"{place} before you in the queue")
-                self._changed.wait(0.2)
+    def wait_behind(self, place: int) -> None:
+        """Say how many questions come first."""
+        self.show("Waiting", f"{place} before you in the queue")
 
 
 class Session:

@@ -247,7 +247,7 @@ class Page:
 
     async def _on_load(self, request: gr.Request) -> AsyncIterator[list[Any]]:
         session = self.services.session(request)
-        while not self.services.pool.ready.is_set():
+        while not self.services.models.ready.is_set():
             yield self.only(status=handlers.status_line(self.services))
             await asyncio.sleep(0.5)
         yield self.view(session)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tests.apps.support import MODEL, entry, make_session, turn
 from tidekv_apps.settings import AskSettings, Limits
-from tidekv_apps.state import BusyError, Job, JobQueue, Registry, SessionClosedError
-from tidekv_llm.errors import Cancelled, ConfigError, DocumentError
+from tidekv_apps.state import Job, Registry, SessionClosedError
+from tidekv_llm.errors import BusyError, Cancelled, ConfigError, DocumentError
+from tidekv_llm.lock import FairLock
 
 
 class Clock:
@@ -113,67 +112,16 @@ def test_session_folders_are_private(tmp_path: Path) -> None:
     assert session.folder.stat().st_mode & 0o777 == 0o700
 
 
-# --- the queue ------------------------------------------------------------------------------------------
-
-
-def test_one_job_at_a_time_in_order_and_each_knows_its_place() -> None:
-    line, inside, most, order = JobQueue(10), 0, 0, []
-    jobs = [Job() for _ in range(4)]
-    places: list[str] = []
-
-    def run(number: int) -> None:
-        nonlocal inside, most
-        with line.turn(jobs[number]):
-            inside += 1
-            most = max(most, inside)
-            order.append(number)
-            time.sleep(0.05)
-            inside -= 1
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for job in jobs:
-        line.join(job)
-    for thread in reversed(threads):
-        thread.start()
-    time.sleep(0.03)
-    places = [job.live.detail for job in jobs]
-    for thread in threads:
-        thread.join()
-    assert order == [0, 1, 2, 3]
-    assert most == 1
-    assert places[3] in ("3 before you in the queue", "2 before you in the queue")
-
-
-def test_a_waiting_job_can_be_stopped_and_a_failing_one_frees_its_place() -> None:
-    line = JobQueue(10)
-    first, second, third = Job(), Job(), Job()
-    for job in (first, second, third):
-        line.join(job)
-    second.cancel.set()
-    with pytest.raises(RuntimeError, match="fails"), line.turn(first):
-        with pytest.raises(Cancelled), line.turn(second):
-            raise AssertionError("a stopped job ran")
-        raise RuntimeError("fails")
-    with line.turn(third):
-        assert len(line) == 1
-    assert len(line) == 0
-
-
-def test_a_full_queue_refuses() -> None:
-    line = JobQueue(2)
-    for _ in range(3):
-        line.join(Job())
-    with pytest.raises(BusyError, match="waiting already"):
-        line.join(Job())
+# --- whose turn it is -----------------------------------------------------------------------------------
 
 
 def test_a_storm_of_questions_and_stops_runs_one_job_at_a_time(tmp_path: Path) -> None:
-    line, session, inside = JobQueue(100), make_session(tmp_path), []
+    line, session, inside = FairLock(100), make_session(tmp_path), []
     overlap = threading.Event()
 
     def work(job: Job) -> None:
         try:
-            with line.turn(job):
+            with line.hold(job.cancel, ticket=job.ticket, on_place=job.wait_behind):
                 if inside:
                     overlap.set()
                 inside.append(job)
@@ -188,14 +136,14 @@ def test_a_storm_of_questions_and_stops_runs_one_job_at_a_time(tmp_path: Path) -
     for _ in range(30):
         job = Job()
         session.begin(job)
-        line.join(job)
+        job.ticket = line.join()
         threads.append(threading.Thread(target=work, args=(job,)))
         threads[-1].start()
         session.stop()
     for thread in threads:
         thread.join()
     assert not overlap.is_set()
-    assert len(line) == 0
+    assert line.waiting == 0
 
 
 def test_a_second_question_waits_until_the_first_is_stopped(tmp_path: Path) -> None:
@@ -244,7 +192,7 @@ def test_empty_optional_settings_are_none_and_numbers_come_as_text_too() -> None
 
 def test_the_loader_is_asked_for_nothing_but_what_the_operator_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """No trust_remote_code and no other option ever comes from a user."""
-    from tidekv_apps.engines import EnginePool
+    from tidekv_apps.models import Models
     from tidekv_apps.settings import AppOptions
     from tidekv_llm.engine import TideKV
 
@@ -252,10 +200,9 @@ def test_the_loader_is_asked_for_nothing_but_what_the_operator_set(monkeypatch: 
 
     def fake(name: str, **options: object) -> object:
         seen.update(options, name=name)
-        return SimpleNamespace(
-            tokenizer=None, shape=None, context_window=10, device=SimpleNamespace(type="cpu"), close=lambda: None
-        )
+        raise ConfigError("that was all")
 
     monkeypatch.setattr(TideKV, "from_pretrained", fake)
-    EnginePool(AppOptions(models=(MODEL,))).load(MODEL)
+    with pytest.raises(ConfigError, match="that was all"):
+        Models(AppOptions(models=(MODEL,))).load(MODEL)
     assert set(seen) == {"name", "device", "dtype", "context_window", "load_progress"}

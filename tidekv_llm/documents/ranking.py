@@ -72,7 +72,9 @@ def _bm25() -> Any:
     try:
         import bm25s
     except ImportError:
-        raise ConfigError("the best pages are found with bm25s; run pip install bm25s, or rank the pages yourself") from None
+        raise ConfigError(
+            "the best pages are found with bm25s; run pip install bm25s, or rank the pages yourself"
+        ) from None
     return bm25s.BM25()
 
 

@@ -132,7 +132,9 @@ class EnginePool:
     def _from_pretrained(self, spec: EngineSpec) -> TideKV:
         from tidekv_llm.engine import TideKV
 
-        options = spec.load_options if self._progress is None else {**spec.load_options, "load_progress": self._progress}
+        options = (
+            spec.load_options if self._progress is None else {**spec.load_options, "load_progress": self._progress}
+        )
         return TideKV.from_pretrained(
             spec.model, device=spec.device, dtype=spec.dtype, context_window=spec.context_window, **options
         )

@@ -121,19 +121,27 @@ def merged_messages(messages: Sequence[tuple[str, str]]) -> list[Message]:
     return merged
 
 
-def generation_call(prompt: str | list[Message], options: dict[str, Any], *, chat_template: bool) -> ModelCall:
+def generation_call(
+    prompt: str | list[Message],
+    options: dict[str, Any],
+    *,
+    chat_template: bool,
+    plain: Callable[[], str] | None = None,
+) -> ModelCall:
     """Continue a text or a conversation.
 
     Args:
         prompt: a text goes through the chat template as one user message; a list is a conversation.
         options: from :func:`call_options`.
         chat_template: False continues a text as it stands.
+        plain: the conversation as one text, for a model without a chat template; None sends it messages all the same.
     """
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         raise ConfigError("the prompt is empty; write at least one word")
 
     def call(engine: TideKV, emit: Emit, cancel: threading.Event) -> Reply:
-        stream = engine.stream(encode(engine, prompt, chat_template), **options, cancel=cancel)
+        bare = plain is not None and not getattr(engine.tokenizer, "chat_template", None)
+        stream = engine.stream(encode(engine, plain() if bare else prompt, chat_template), **options, cancel=cancel)
         for delta in stream:
             emit(delta)
         generation = stream.generation
