@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tidekv_llm import __version__
 from tidekv_llm.bench.cli import add_commands as add_bench_commands
 from tidekv_llm.config import PrefillConfig
-from tidekv_llm.errors import ConfigError, ContextOverflowError, TideKVError
+from tidekv_llm.errors import (
+    ConfigError,
+    ContextOverflowError,
+    EncryptedDocumentError,
+    MemoryLimitError,
+    TideKVError,
+)
+from tidekv_llm.hardware import limit_libraries
 
 if TYPE_CHECKING:
     from tidekv_llm.console import AskConsole
@@ -39,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in arguments
     try:
         _check_text(arguments)
+        limit_libraries()
         options = _parser().parse_args(arguments)
         code: int = options.run(options)
         return code
@@ -49,9 +57,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_RUNTIME
     except TideKVError as error:
         code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_RUNTIME
-        return _fail(str(error), type(error).__name__, code, as_json)
+        return _fail(f"{error}{_hint(error)}", type(error).__name__, code, as_json)
     except OSError as error:  # a full disk under standard output, say
         return _fail(f"cannot write or read: {error.strerror or error}", "OSError", EXIT_RUNTIME, as_json=False)
+
+
+def _hint(error: TideKVError) -> str:
+    """How the command line helps; the errors themselves are also read in the app and in programs."""
+    if isinstance(error, EncryptedDocumentError):
+        return " with --password"
+    return "; 'tidekv plan' shows what would fit" if isinstance(error, MemoryLimitError) else ""
 
 
 def _fail(message: str, kind: str, code: int, as_json: bool) -> int:
@@ -169,7 +184,7 @@ def _ask(options: argparse.Namespace) -> int:
     if options.independent and options.session is None:
         raise ConfigError("--independent needs --session; without one every question is independent")
     if options.session is not None:
-        from tidekv_llm.store.named import session_folder
+        from tidekv_llm.prefixes.named import session_folder
 
         session_folder(options.session)  # a bad name is told before anything is read
     config = PrefillConfig(
@@ -211,8 +226,8 @@ def _ask_once(llm: TideKV, documents: list[Document], options: argparse.Namespac
 
 def _ask_session(llm: TideKV, documents: list[Document], options: argparse.Namespace, console: AskConsole) -> Answer:
     """Ask in a named session; unless told otherwise the conversation goes on where the last command left it."""
-    from tidekv_llm.store.conversation import Conversation
-    from tidekv_llm.store.named import session_folder
+    from tidekv_llm.prefixes.conversation import Conversation
+    from tidekv_llm.prefixes.named import session_folder
 
     folder = session_folder(options.session)
     with llm.open(documents, store="disk", name=options.session) as session:
@@ -238,7 +253,7 @@ def _ask_session(llm: TideKV, documents: list[Document], options: argparse.Names
 
 def _list_sessions(options: argparse.Namespace) -> int:
     from tidekv_llm.console import show_sessions
-    from tidekv_llm.store.named import list_sessions
+    from tidekv_llm.prefixes.named import list_sessions
 
     show_sessions(list_sessions(), as_json=options.json)
     return 0
@@ -246,7 +261,7 @@ def _list_sessions(options: argparse.Namespace) -> int:
 
 def _remove_session(options: argparse.Namespace) -> int:
     from tidekv_llm.console import show_removed
-    from tidekv_llm.store.named import remove_session
+    from tidekv_llm.prefixes.named import remove_session
 
     show_removed(options.name, remove_session(options.name), as_json=options.json)
     return 0

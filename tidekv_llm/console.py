@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tidekv_llm.engine import Answer
     from tidekv_llm.metrics import Metrics
     from tidekv_llm.models import ModelInfo
+    from tidekv_llm.prefixes.named import StoredSession
     from tidekv_llm.request import Progress as PrefillProgress
-    from tidekv_llm.store.named import StoredSession
 
 ORIGINS = {
     "model": "named by the model",

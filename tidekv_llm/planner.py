@@ -94,7 +94,7 @@ class Plan:
     def stored_bytes(self, layer: int, positions: int) -> int:
         """One layer's storage: all in full precision, or ``kv_bits`` but for the newest ``kv_residual``.
 
-        Quantised, every 64 numbers share a float32 scale and zero (:mod:`tidekv_llm.cache.stores`).
+        Quantised, every 64 numbers share a float32 scale and zero (:mod:`tidekv_llm.cache.rows`).
         """
         bits = self.config.kv_bits
         if bits >= 16 or self.shape.window(layer) is not None:
@@ -549,7 +549,7 @@ def _refusal(prediction: Prediction, plan: Plan, needed: int, free: int) -> str:
     return (
         f"{prediction.schedule} needs {format_bytes(needed)} for {plan.prompt_length:,} tokens beside the weights "
         f"({parts}), but {format_bytes(free)} are free on {plan.device}; shorten the prompt, lower chunk_size="
-        f"{plan.config.chunk_size} or kept_tokens={plan.config.kept_tokens}, or see tidekv plan"
+        f"{plan.config.chunk_size} or kept_tokens={plan.config.kept_tokens}"
     )
 
 

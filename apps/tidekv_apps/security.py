@@ -241,7 +241,7 @@ class RequestChecks:
         return scope["path"].rstrip("/") in _UPLOAD_PATHS
 
     def _upload_limit(self) -> int:
-        return self._limits.session_bytes + MAX_BODY_BYTES
+        return self._limits.visit_bytes + MAX_BODY_BYTES
 
     async def _checked_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _read(receive, MAX_BODY_BYTES)

@@ -17,8 +17,8 @@ from tests.compress.layers import random_layer
 from tests.reference import selectors as reference
 from tests.reference.selection import kept_positions
 from tests.tools.live_bytes import LiveBytes
+from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.compress.compressor import Compressor
-from tidekv_llm.compress.layer import FullLayer
 from tidekv_llm.compress.layer_end import select_per_head, select_positions
 from tidekv_llm.compress.selectors import (
     H2O,

@@ -12,6 +12,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.prompts import PromptTemplate
 
 from langchain_tidekv import ChatTideKV, stuff_documents_chain
@@ -106,20 +107,22 @@ async def all_of(chunks: Any) -> str:
     return "".join([str(chunk) async for chunk in chunks])
 
 
+QUESTION = {"context": [Document("The sea.")], "question": "What?"}
 MESSAGES = [ChatMessage(role="user", content="Hi")]
+
+
+def chat_engine(llm: Any) -> SimpleChatEngine:
+    return SimpleChatEngine.from_defaults(llm=llm, memory=ChatMemoryBuffer.from_defaults(llm=llm))
+
+
 ASKED: dict[str, tuple[Any, Callable[[Any], Callable[[], Awaitable[Any]]]]] = {
     "achat": (LlamaIndexLLM, lambda llm: partial(llm.achat, MESSAGES)),
     "acomplete": (LlamaIndexLLM, lambda llm: partial(llm.acomplete, "Hi")),
     "apredict": (LlamaIndexLLM, lambda llm: partial(llm.apredict, PromptTemplate("Hi {name}"), name="Anna")),
-    "chat-engine": (LlamaIndexLLM, lambda llm: partial(SimpleChatEngine.from_defaults(llm=llm).achat, "Hi")),
+    "chat-engine": (LlamaIndexLLM, lambda llm: partial(chat_engine(llm).achat, "Hi")),
     "messages-to-llm": (LangChainLLM, lambda llm: partial(llm.ainvoke, [HumanMessage("Hi")])),
     "messages-to-chat": (ChatTideKV, lambda llm: partial(llm.ainvoke, [HumanMessage("Hi")])),
-    "stuff-chain": (
-        LangChainLLM,
-        lambda llm: partial(
-            stuff_documents_chain(llm).ainvoke, {"context": [Document("The sea.")], "question": "What?"}
-        ),
-    ),
+    "stuff-chain": (LangChainLLM, lambda llm: partial(stuff_documents_chain(llm).ainvoke, QUESTION)),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from tidekv_llm.service import EngineHandle, EnginePool, EngineSpec, RequestTime
 class FakeEngine:
     """What the pool needs of an engine; knows whether it was closed."""
 
-    tokenizer, shape, context_window, device = "words", "dimensions", 100, SimpleNamespace(type="cpu")
+    tokenizer, shape, context_window, devices = "words", "dimensions", 100, ()
 
     def __init__(self, name: str, base: FakeEngine | None = None) -> None:
         self.name, self.base, self.closed = name, base, False

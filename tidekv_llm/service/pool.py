@@ -27,6 +27,8 @@ from tidekv_llm.errors import ClosedError, ConfigError
 from tidekv_llm.lock import FairLock, Ticket
 
 if TYPE_CHECKING:
+    import torch
+
     from tidekv_llm.engine import TideKV
     from tidekv_llm.shapes import ModelShape
 
@@ -71,14 +73,14 @@ class ModelFacts:
         tokenizer: counts tokens.
         shape: dimensions, for the planner.
         context_window: most tokens it can take.
-        device: ``"cpu"`` or ``"cuda"``.
+        devices: where it runs, such as ``cuda:1``; several for a model that is spread.
     """
 
     name: str
     tokenizer: Any
     shape: ModelShape
     context_window: int
-    device: str
+    devices: tuple[torch.device, ...]
 
 
 class EnginePool:
@@ -361,7 +363,7 @@ def _derive(base: TideKV, spec: EngineSpec) -> TideKV:
 
 
 def _facts(name: str, engine: TideKV) -> ModelFacts:
-    return ModelFacts(name, engine.tokenizer, engine.shape, engine.context_window, engine.device.type)
+    return ModelFacts(name, engine.tokenizer, engine.shape, engine.context_window, engine.devices)
 
 
 def _tokenizer_of(engine: TideKV) -> Any:
