@@ -6,74 +6,19 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidekv_apps import export, ingest, panels, viewer
-from tidekv_apps.ask import Asker
 from tidekv_apps.budget import Budget
 from tidekv_apps.forecast import memory_problem
 from tidekv_apps.jobs import Job
-from tidekv_apps.models import Models
-from tidekv_apps.security import OWNER_COOKIE, plain_error
-from tidekv_apps.settings import AppOptions, AskSettings
-from tidekv_apps.visits import Registry, Visit, VisitClosedError
+from tidekv_apps.security import plain_error
+from tidekv_apps.services import Services
+from tidekv_apps.visits import Visit
 from tidekv_llm.errors import BusyError, ConfigError
-
-if TYPE_CHECKING:
-    import gradio as gr
 
 POLL_SECONDS = 0.1
 SAMPLE = Path(__file__).parent / "samples" / "lighthouse.pdf"
-
-
-class Services:
-    """One of each: models, queue, visits.
-
-    Args:
-        options: how the app was started.
-        folder: the private folder for uploads and visits.
-    """
-
-    def __init__(self, options: AppOptions, folder: Path) -> None:
-        self.options, self.folder = options, folder
-        self.uploads = folder / "uploads"
-        self.reading = threading.BoundedSemaphore(2)
-        self.registry = Registry(folder / "sessions", options.limits, self._new_settings)
-        self.models = Models(options, before_unload=self.registry.drop_readers)
-        self.asker = Asker(self.models, self.registry)
-        self._stopped = threading.Event()
-
-    def _new_settings(self) -> AskSettings:
-        return AskSettings(model=self.options.models[0])
-
-    def start(self) -> None:
-        """Load the first model and begin to look for idle visits."""
-        self.models.start()
-        threading.Thread(target=self._sweep, name="tidekv-sweep", daemon=True).start()
-
-    def stop(self) -> None:
-        """Free everything."""
-        self._stopped.set()
-        self.registry.close_all()
-        self.models.close()
-
-    def _sweep(self) -> None:
-        while not self._stopped.wait(min(30.0, self.options.limits.idle_seconds)):
-            self.registry.sweep()
-
-    def visit(self, request: gr.Request) -> Visit:
-        """The caller's visit; nobody else's cookie opens it."""
-        key, owner = identity(request)
-        return self.registry.get(key, owner)
-
-
-def identity(request: gr.Request) -> tuple[str, str]:
-    """Visit key and owner of a Gradio request."""
-    if not request.session_hash:
-        raise VisitClosedError("this request has no session; reload the page")
-    user, web = request.username or "", request.request
-    cookie = web.cookies.get(OWNER_COOKIE, "") if web is not None else ""
-    return f"{user}\0{request.session_hash}", f"{user}\0{cookie}"
 
 
 # --- what the page shows --------------------------------------------------------------------------------

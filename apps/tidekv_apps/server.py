@@ -54,11 +54,11 @@ def start(options: AppOptions, *, open_browser: bool = False) -> Server:
     os.environ.update(QUIET, GRADIO_TEMP_DIR=str(folder / "uploads"))
     from starlette.middleware import Middleware
 
-    from tidekv_apps.handlers import Services
-    from tidekv_apps.ui import STATIC, THEME, Page
+    from tidekv_apps.services import Services
+    from tidekv_apps.ui import STATIC, THEME, WebPage
 
     services = Services(options, folder)
-    page = Page(services)
+    page = WebPage(services)
     page.blocks.queue(max_size=200, default_concurrency_limit=None, api_open=False)
     hosts = LOCAL_HOSTS if is_loopback(options.host) else None
     script = (STATIC / "app.js").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ Gradio deep-copies its own state, so documents, answers and stored prefixes live
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import shutil
@@ -13,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidekv_apps.budget import Budget, BudgetCounter
 from tidekv_apps.jobs import Job
@@ -36,7 +37,7 @@ class Visit:
 
     def __init__(self, owner: str, folder: Path, settings: AskSettings) -> None:
         self.owner, self.folder, self.settings = owner, folder, settings
-        self.lock = threading.RLock()
+        self.lock, self.turnstile = threading.RLock(), asyncio.Lock()
         self.entries: list[Entry] = []
         self.parked: list[Entry] = []
         self.turns: list[Turn] = []
@@ -45,7 +46,7 @@ class Visit:
         self.job: Job | None = None
         self.reading: Job | None = None
         self.reader: Reader | None = None
-        self.viewer: dict[str, Any] | None = None
+        self.viewer: str | None = None
         self.shown_turn: str | None = None
         self.by_layer = False
         self.counter = BudgetCounter()

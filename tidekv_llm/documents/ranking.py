@@ -1,20 +1,16 @@
-"""Which pages have most to do with a question: BM25 over words, for documents that do not fit the window."""
+"""Which pages have most to do with a question, by BM25 over words, and which of them fit."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tidekv_llm.documents.pages import Document
+from tidekv_llm.documents.words import words
 from tidekv_llm.errors import ConfigError
 
 Place = tuple[int, int]  # index of the document, number of the page
-
-_WORD = re.compile(r"\w+")
-# Scripts without spaces: Han, kana, Thai, Lao, Khmer, Burmese. Pairs of letters stand in for words there.
-_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+")
 
 
 def ranked_pages(documents: Sequence[Document], question: str) -> list[Place]:
@@ -58,8 +54,8 @@ def bm25_order(question: str, texts: Sequence[str]) -> list[int]:
     Raises:
         ConfigError: bm25s is not installed.
     """
-    query = _words(question)
-    pages = [_words(text) for text in texts]
+    query = words(question)
+    pages = [words(text) for text in texts]
     if not query or not any(pages):
         return list(range(len(texts)))
     retriever = _bm25()
@@ -76,10 +72,3 @@ def _bm25() -> Any:
             "the best pages are found with bm25s; run pip install bm25s, or rank the pages yourself"
         ) from None
     return bm25s.BM25()
-
-
-def _words(text: str) -> list[str]:
-    """``"The tank"`` gives the, tank; ``"灯台の高さ"`` gives its pairs 灯台, 台の, の高, 高さ."""
-    folded = text.casefold()
-    pairs = [run[start : start + 2] for run in _UNSPACED.findall(folded) for start in range(max(1, len(run) - 1))]
-    return [*_WORD.findall(_UNSPACED.sub(" ", folded)), *pairs]

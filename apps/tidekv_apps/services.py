@@ -1,0 +1,78 @@
+"""One of each: models, queue, visits, and the threads beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidekv_apps.ask import Asker
+from tidekv_apps.models import Models
+from tidekv_apps.security import OWNER_COOKIE
+from tidekv_apps.settings import AppOptions, AskSettings
+from tidekv_apps.visits import Registry, Visit, VisitClosedError
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+Result = TypeVar("Result")
+
+
+class Services:
+    """One of each: models, queue, visits.
+
+    Args:
+        options: how the app was started.
+        folder: the private folder for uploads and visits.
+    """
+
+    def __init__(self, options: AppOptions, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.uploads = folder / "uploads"
+        self.reading = threading.BoundedSemaphore(2)
+        self.registry = Registry(folder / "sessions", options.limits, self._new_settings)
+        self.models = Models(options, before_unload=self.registry.drop_readers)
+        self.asker = Asker(self.models, self.registry)
+        self._threads = ThreadPoolExecutor(8, thread_name_prefix="tidekv-page")
+        self._stopped = threading.Event()
+
+    def _new_settings(self) -> AskSettings:
+        return AskSettings(model=self.options.models[0])
+
+    def start(self) -> None:
+        """Load the first model and begin to look for idle visits."""
+        self.models.start()
+        threading.Thread(target=self._sweep, name="tidekv-sweep", daemon=True).start()
+
+    def stop(self) -> None:
+        """Free everything."""
+        self._stopped.set()
+        self.registry.close_all()
+        self.models.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _sweep(self) -> None:
+        while not self._stopped.wait(min(30.0, self.options.limits.idle_seconds)):
+            self.registry.sweep()
+
+    async def beside(self, visit: Visit, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Run ``work`` in a thread, one piece at a time per visit: nobody's documents hold up another's page."""
+        async with visit.turnstile:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    def visit(self, request: gr.Request) -> Visit:
+        """The caller's visit; nobody else's cookie opens it."""
+        key, owner = identity(request)
+        return self.registry.get(key, owner)
+
+
+def identity(request: gr.Request) -> tuple[str, str]:
+    """Visit key and owner of a Gradio request."""
+    if not request.session_hash:
+        raise VisitClosedError("this request has no session; reload the page")
+    user, web = request.username or "", request.request
+    cookie = web.cookies.get(OWNER_COOKIE, "") if web is not None else ""
+    return f"{user}\0{request.session_hash}", f"{user}\0{cookie}"
