@@ -60,9 +60,7 @@ class Models:
 
     def engine(self, settings: AskSettings) -> TideKV:
         """An engine with the user's options; the caller closes it."""
-        config = settings.prefill()
-        changes = {field: getattr(config, field) for field in config.__dataclass_fields__}
-        engine = self.load(settings.model).with_prefill(**changes)
+        engine = self.load(settings.model).with_prefill(settings.prefill())
         if settings.context_window is not None:
             engine.context_window = min(engine.context_window, settings.context_window)
         return engine

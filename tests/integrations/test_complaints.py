@@ -22,6 +22,7 @@ import pytest
 from tests.integrations.frameworks import Framework
 from tests.integrations.tiny import WINDOW, save_tiny_chat, tiny_tokenizer
 from tidekv_llm.decode.loop import DecodeAdapter
+from tidekv_llm.engine.run import Run
 from tidekv_llm.errors import ClosedError
 from tidekv_llm.request import Request
 from tidekv_llm.service.requests import encode
@@ -284,7 +285,7 @@ def test_12_concurrent_requests_give_what_they_give_alone(framework: Framework, 
         assert asyncio.run(together()) == alone
 
 
-def test_13_documents_go_in_as_text_not_as_repr(tiny: str) -> None:
+def test_13_documents_go_in_as_text_not_as_repr(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """LI#12613."""
     from langchain_core.documents import Document
     from llama_index.core.schema import TextNode
@@ -294,20 +295,14 @@ def test_13_documents_go_in_as_text_not_as_repr(tiny: str) -> None:
     from llama_index.llms.tidekv import WholeDocumentQueryEngine
 
     seen: list[str] = []
+    real = Run.prefill
 
-    def watch(llm: Any) -> None:
-        engine = llm.engine_handle().engine()
-        real = engine._generate
+    def prefill(run: Run, task: Any) -> Any:
+        seen.append(run.hold.get().tokenizer.decode(task.ids[0]))  # type: ignore[union-attr]
+        return real(run, task)
 
-        def generate(ids: Any, *rest: Any, **named: Any) -> Any:
-            seen.append(engine.tokenizer.decode(ids))
-            return real(ids, *rest, **named)
-
-        engine._generate = generate
-
+    monkeypatch.setattr(Run, "prefill", prefill)
     with TideKVLLM(model=tiny) as llm, LlamaIndexLLM(model=tiny) as other:
-        watch(llm)
-        watch(other)
         page = "The tower is high."
         stuff_documents_chain(llm).invoke({"context": [Document(page)], "question": "How high?"})
         WholeDocumentQueryEngine(other, [TextNode(text=page)]).query("How high?")
@@ -352,12 +347,13 @@ def test_15_llama_index_packs_by_the_models_own_tokens(tiny: str) -> None:
             Settings.tokenizer = None
 
 
-def test_16_too_long_is_an_error_with_both_counts_and_nothing_is_cut(framework: Framework, tiny: str) -> None:
+def test_16_too_long_is_an_error_with_both_counts_and_nothing_is_cut(
+    framework: Framework, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ollama#8099, ollama#3839."""
     text = "x" * 3000
     with framework.make(tiny) as llm:
-        engine = llm.engine_handle().engine()
-        engine._prefill = lambda *_, **__: pytest.fail("something was computed")
+        monkeypatch.setattr(Run, "prefill", lambda *_: pytest.fail("something was computed"))
         for call in (lambda: framework.text(llm, text), lambda: list(framework.deltas(llm, text))):
             with pytest.raises(framework.overflow, match=r"3,0\d\d .*2,048") as caught:
                 call()
@@ -483,7 +479,7 @@ def test_bad_calls_are_refused(framework: Framework, tiny: str) -> None:
             ("", {}, "empty"),
             ("   ", {}, "empty"),
             (PROMPT, {"max_length": 5}, "unknown option 'max_length'"),
-            (PROMPT, {"max_tokens": -3}, "max_tokens=-3"),
+            (PROMPT, {"max_tokens": -3}, "max_new_tokens=-3"),
             (PROMPT, {"max_tokens": 2.5}, "whole number"),
             (PROMPT, {"top_p": "high"}, "number"),
         ):

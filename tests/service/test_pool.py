@@ -22,7 +22,7 @@ class FakeEngine:
     def __init__(self, name: str, base: FakeEngine | None = None) -> None:
         self.name, self.base, self.closed = name, base, False
 
-    def with_prefill(self, **changes: Any) -> FakeEngine:
+    def with_prefill(self, config: Any = None) -> FakeEngine:
         assert not self.closed
         return FakeEngine(self.name, self)
 

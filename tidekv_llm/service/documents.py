@@ -16,6 +16,7 @@ from tidekv_llm.documents import DEFAULT_INSTRUCTIONS, Citation, Document, PageS
 from tidekv_llm.documents.loaded import Corpus
 from tidekv_llm.documents.ranking import Place, fill_room, only_pages, ranked_pages
 from tidekv_llm.errors import ConfigError, ContextOverflowError
+from tidekv_llm.options import GenerationOptions
 from tidekv_llm.service.requests import Emit, ModelCall, Reply
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class DocumentRequest:
 # --- the request -----------------------------------------------------------------------------------------
 
 
-def document_call(request: DocumentRequest, options: dict[str, Any]) -> ModelCall:
+def document_call(request: DocumentRequest, options: GenerationOptions) -> ModelCall:
     """Answer from whole documents; the Reply's ``extra`` has ``citations``, ``pages`` and ``warnings``."""
 
     def call(engine: TideKV, emit: Emit, cancel: threading.Event) -> Reply:

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -355,7 +355,7 @@ def _derive(base: TideKV, spec: EngineSpec) -> TideKV:
     """An engine of one's own on the weights of another; a given one as it is, unless other options are wanted."""
     if base is spec.engine and spec.prefill is None and spec.prefix_cache_bytes is None:
         return base
-    engine = base.with_prefill(**_options(spec.prefill))
+    engine = base.with_prefill(spec.prefill)
     if spec.prefix_cache_bytes is None:
         return engine
     with engine:  # closed again: only its options were needed
@@ -370,11 +370,6 @@ def _tokenizer_of(engine: TideKV) -> Any:
     if engine.tokenizer is None:
         raise ConfigError("this engine has no tokenizer; pass one to TideKV(...)")
     return engine.tokenizer
-
-
-def _options(prefill: PrefillConfig | None) -> dict[str, Any]:
-    """All options by name; ``asdict`` would copy a selector object."""
-    return {} if prefill is None else {item.name: getattr(prefill, item.name) for item in fields(prefill)}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

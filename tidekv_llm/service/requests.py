@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tidekv_llm.errors import ConfigError, TideKVError
+from tidekv_llm.options import GenerationOptions, settle
 from tidekv_llm.service.pool import EngineHandle
 
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ class Reply:
 
 def call_options(
     defaults: Mapping[str, Any], stop: str | Sequence[str] | None, overrides: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> GenerationOptions:
     """Keywords for the engine: the object's own, changed by the call's; stop strings of both hold.
 
     Raises:
-        ConfigError: an unknown name, or ``max_tokens`` and ``max_new_tokens`` at once.
+        ConfigError: an unknown name, an impossible value, or ``max_tokens`` and ``max_new_tokens`` at once.
     """
     unknown = [name for name in overrides if name not in CALL_OPTIONS]
     if unknown:
@@ -85,21 +86,17 @@ def call_options(
     given = {name: value for name, value in overrides.items() if value is not None}
     if "max_tokens" in given and "max_new_tokens" in given:
         raise ConfigError("max_tokens and max_new_tokens are the same option; give one of them")
-    options = {name: given.get(name, defaults[name]) for name in ("temperature", "top_p", "top_k", "seed")}
-    options["max_new_tokens"] = given.get("max_tokens", given.get("max_new_tokens", defaults["max_tokens"]))
     own = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    options["stop"] = tuple(dict.fromkeys((*defaults["stop"], *own)))
-    _check_numbers(options)
+    options = GenerationOptions(
+        max_new_tokens=given.get("max_tokens", given.get("max_new_tokens", defaults["max_tokens"])),
+        stop=tuple(dict.fromkeys((*defaults["stop"], *own))),
+        temperature=given.get("temperature", defaults["temperature"]),
+        top_p=given.get("top_p", defaults["top_p"]),
+        top_k=given.get("top_k", defaults["top_k"]),
+        seed=given.get("seed", defaults["seed"]),
+    )
+    settle(options)  # what cannot work is refused before it waits in a line
     return options
-
-
-def _check_numbers(options: Mapping[str, Any]) -> None:
-    for name in ("max_new_tokens", "top_k", "temperature", "top_p"):
-        value, whole = options[name], name in ("max_new_tokens", "top_k")
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-            raise ConfigError(f"{name}={value!r} must be a {'whole ' * whole}number")
-    if options["max_new_tokens"] < 1:
-        raise ConfigError(f"max_tokens={options['max_new_tokens']} must be at least 1")
 
 
 def merged_messages(messages: Sequence[tuple[str, str]]) -> list[Message]:
@@ -123,7 +120,7 @@ def merged_messages(messages: Sequence[tuple[str, str]]) -> list[Message]:
 
 def generation_call(
     prompt: str | list[Message],
-    options: dict[str, Any],
+    options: GenerationOptions,
     *,
     chat_template: bool,
     plain: Callable[[], str] | None = None,
