@@ -16,6 +16,7 @@ from tidekv_llm import __version__
 from tidekv_llm.bench.cli import add_commands as add_bench_commands
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import ConfigError, ContextOverflowError, TideKVError
+from tidekv_llm.lifetime import ended_by_signals
 
 if TYPE_CHECKING:
     from tidekv_llm.console import AskConsole
@@ -40,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _check_text(arguments)
         options = _parser().parse_args(arguments)
-        code: int = options.run(options)
+        with ended_by_signals():
+            code: int = options.run(options)
         return code
     except KeyboardInterrupt:
         return _fail("interrupted", "Interrupted", EXIT_INTERRUPTED, as_json)

@@ -21,6 +21,8 @@ class Limits:
         file_bytes: one uploaded file.
         session_bytes: all files of a session.
         upload_folder_bytes: all files on the server.
+        uploads: uploaded files on the server that wait to be added; one address takes at most half.
+        upload_seconds: longest time for an upload, and for an uploaded file to wait until it is added.
         pages: pages per file.
         characters: characters of text per file.
         parse_memory_bytes: memory of the child process that reads a PDF.
@@ -35,6 +37,8 @@ class Limits:
     file_bytes: int = 100 << 20
     session_bytes: int = 300 << 20
     upload_folder_bytes: int = 2 << 30
+    uploads: int = 400
+    upload_seconds: float = 600.0
     pages: int = 5000
     characters: int = 20_000_000
     parse_memory_bytes: int = 1 << 30
