@@ -171,7 +171,7 @@ def _ask(options: argparse.Namespace) -> int:
     if options.independent and options.session is None:
         raise ConfigError("--independent needs --session; without one every question is independent")
     if options.session is not None:
-        from tidekv_llm.store.named import session_folder
+        from tidekv_llm.prefixes.named import session_folder
 
         session_folder(options.session)  # a bad name is told before anything is read
     config = PrefillConfig(
@@ -213,8 +213,8 @@ def _ask_once(llm: TideKV, documents: list[Document], options: argparse.Namespac
 
 def _ask_session(llm: TideKV, documents: list[Document], options: argparse.Namespace, console: AskConsole) -> Answer:
     """Ask in a named session; unless told otherwise the conversation goes on where the last command left it."""
-    from tidekv_llm.store.conversation import Conversation
-    from tidekv_llm.store.named import session_folder
+    from tidekv_llm.prefixes.conversation import Conversation
+    from tidekv_llm.prefixes.named import session_folder
 
     folder = session_folder(options.session)
     with llm.open(documents, store="disk", name=options.session) as session:
@@ -240,7 +240,7 @@ def _ask_session(llm: TideKV, documents: list[Document], options: argparse.Names
 
 def _list_sessions(options: argparse.Namespace) -> int:
     from tidekv_llm.console import show_sessions
-    from tidekv_llm.store.named import list_sessions
+    from tidekv_llm.prefixes.named import list_sessions
 
     show_sessions(list_sessions(), as_json=options.json)
     return 0
@@ -248,7 +248,7 @@ def _list_sessions(options: argparse.Namespace) -> int:
 
 def _remove_session(options: argparse.Namespace) -> int:
     from tidekv_llm.console import show_removed
-    from tidekv_llm.store.named import remove_session
+    from tidekv_llm.prefixes.named import remove_session
 
     show_removed(options.name, remove_session(options.name), as_json=options.json)
     return 0

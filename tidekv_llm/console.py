@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from tidekv_llm.memory import format_bytes
+from tidekv_llm.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tidekv_llm.doctor import Check
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tidekv_llm.engine import Answer
     from tidekv_llm.metrics import Metrics
     from tidekv_llm.models import ModelInfo
+    from tidekv_llm.prefixes.named import StoredSession
     from tidekv_llm.request import Progress as PrefillProgress
-    from tidekv_llm.store.named import StoredSession
 
 ORIGINS = {
     "model": "named by the model",

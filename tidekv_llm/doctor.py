@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from tidekv_llm.errors import reason
 from tidekv_llm.models import embedded
 
 GIB = 2**30
@@ -73,8 +74,7 @@ def _guarded(item: str, look: Callable[[], Check]) -> Check:
     try:
         return look()
     except Exception as error:  # a broken driver or a half-installed package must not hide the other lines
-        reason = embedded.shorten(f"{type(error).__name__}: {error}", 120)
-        return Check(item, f"could not be examined ({reason})", False, f"repair or reinstall {item}")
+        return Check(item, f"could not be examined ({reason(error, 120)})", False, f"repair or reinstall {item}")
 
 
 def _python() -> Check:

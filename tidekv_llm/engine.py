@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tidekv_llm.attention import AttentionDispatch
-from tidekv_llm.cache.storage import CacheOwner
+from tidekv_llm.cache.cache_file import CacheOwner
 from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.compress.selectors import make_selector
 from tidekv_llm.config import PrefillConfig, whole_number
@@ -46,13 +46,13 @@ from tidekv_llm.metrics import Metrics
 from tidekv_llm.models import LoadedModel, load
 from tidekv_llm.planner import choose_chunk_size, require_memory
 from tidekv_llm.prefill.result import Prefilled
+from tidekv_llm.prefixes.identity import model_identity
+from tidekv_llm.prefixes.pool import PrefixPool
+from tidekv_llm.prefixes.reuse import PrefixCache, PromptIdentity, Reuse, SharedPrefix
 from tidekv_llm.request import ProgressCallback, Request
 from tidekv_llm.schedules import Job, make_schedule
 from tidekv_llm.selfcheck import check_decoder
 from tidekv_llm.shapes import ModelShape
-from tidekv_llm.store.identity import model_identity
-from tidekv_llm.store.pool import StorePool
-from tidekv_llm.store.reuse import PrefixCache, PromptIdentity, Reuse, SharedPrefix
 
 if TYPE_CHECKING:
     from tidekv_llm.documents.prompt import HistoryTurn
@@ -178,7 +178,7 @@ class _Weights:
         self.lock = FairLock()
         self.users = 0
         self.check_error = check_decoder(self.decoder)
-        self.pool = StorePool()
+        self.pool = PrefixPool()
 
     @cached_property
     def identity(self) -> str:

@@ -103,3 +103,14 @@ class Cancelled(TideKVError):
 
 class ClosedError(TideKVError):
     """The object was closed."""
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """Text on one line, cut at ``limit`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def reason(error: BaseException, limit: int = 160) -> str:
+    """What a foreign error says, with its class, on one line: to be quoted in an error of ours."""
+    return one_line(f"{type(error).__name__}: {error}", limit)

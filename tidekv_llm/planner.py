@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Union
 
 from tidekv_llm import attention
 from tidekv_llm.config import AUTO_CHUNK, PrefillConfig
-from tidekv_llm.errors import ConfigError, MemoryLimitError
-from tidekv_llm.memory import available_bytes, format_bytes, reusable_bytes
+from tidekv_llm.errors import MemoryLimitError
+from tidekv_llm.memory import available_bytes, reusable_bytes
 from tidekv_llm.shapes import ModelShape
+from tidekv_llm.sizes import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +94,7 @@ class Plan:
     def stored_bytes(self, layer: int, positions: int) -> int:
         """One layer's storage: all in full precision, or ``kv_bits`` but for the newest ``kv_residual``.
 
-        Quantised, every 64 numbers share a float32 scale and zero (:mod:`tidekv_llm.cache.stores`).
+        Quantised, every 64 numbers share a float32 scale and zero (:mod:`tidekv_llm.cache.rows`).
         """
         bits = self.config.kv_bits
         if bits >= 16 or self.shape.window(layer) is not None:
@@ -598,23 +599,3 @@ def _plan_rows(plan: Plan, device_memory: int | None, schedules: tuple[str, ...]
             longest_prompt=None if device_memory is None else longest_prompt(schedule, own, device_memory),
             recommended_chunk_size=None if schedule in WHOLE_PROMPT else chunk,
         )
-
-
-def parse_bytes(text: str, *, least: int = 0) -> int:
-    """``24GiB``, ``24GB``, ``512MiB``, ``80g`` or plain bytes as a number of bytes.
-
-    Raises:
-        ConfigError: it is no size, or below ``least``: most likely its unit was forgotten.
-    """
-    import re
-
-    units = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-    units |= {f"{letter}ib": units[letter] for letter in "kmgt"}
-    units |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)}
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
-    if match is None or match[2].lower() not in units:
-        raise ConfigError(f"{text!r} is no size; write 24GiB, 512MiB or a number of bytes")
-    size = int(float(match[1]) * units[match[2].lower()])
-    if size < least:
-        raise ConfigError(f"{text!r} is {size:,} bytes, too little for a device; write a unit, such as 24GiB")
-    return size

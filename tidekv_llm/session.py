@@ -20,13 +20,13 @@ from tidekv_llm.documents import DEFAULT_INSTRUCTIONS, Document, Prompt, build_p
 from tidekv_llm.engine import Answer, AnswerStream, TideKV, _options
 from tidekv_llm.errors import CacheError, ClosedError, ConfigError
 from tidekv_llm.planner import CHUNK_SIZES
+from tidekv_llm.prefixes.base import StoredPrefix, digest_ids
+from tidekv_llm.prefixes.disk import DiskPrefix
+from tidekv_llm.prefixes.memory import MemoryPrefix
+from tidekv_llm.prefixes.named import session_folder, shrink
+from tidekv_llm.prefixes.pool import PrefixPool
+from tidekv_llm.prefixes.reuse import PromptIdentity, Reuse, reusable
 from tidekv_llm.request import ProgressCallback, Request
-from tidekv_llm.store.base import PrefixStore, digest_ids
-from tidekv_llm.store.disk import DiskStore
-from tidekv_llm.store.memory import MemoryStore
-from tidekv_llm.store.named import session_folder, shrink
-from tidekv_llm.store.pool import StorePool
-from tidekv_llm.store.reuse import PromptIdentity, Reuse, reusable
 
 if TYPE_CHECKING:
     from tidekv_llm.documents.prompt import HistoryTurn
@@ -264,12 +264,12 @@ class Session:
 class _SessionPrefix:
     """The session's own store: found by its exact document part, never shared with another session in memory."""
 
-    def __init__(self, pool: StorePool, folder: Path | None, *, int8: bool, limit_bytes: int | None) -> None:
+    def __init__(self, pool: PrefixPool, folder: Path | None, *, int8: bool, limit_bytes: int | None) -> None:
         self.document: tuple[int, ...] = ()
         self._pool, self._folder, self._int8, self._limit_bytes = pool, folder, int8, limit_bytes
         # Two sessions on the same document must not be able to tell by the time it takes.
         self._salt = "" if folder else uuid.uuid4().hex
-        self._store: PrefixStore | None = None
+        self._store: StoredPrefix | None = None
         self._closed = False
 
     @property
@@ -307,7 +307,7 @@ class _SessionPrefix:
             )
         return reuse
 
-    def drop(self, store: PrefixStore) -> None:
+    def drop(self, store: StoredPrefix) -> None:
         self._pool.remove(store.key)
         store.discard()
         self._store = None
@@ -319,33 +319,34 @@ class _SessionPrefix:
             self._pool.remove(self._store.key)
             self._store = None
 
-    def _find(self, identity: PromptIdentity) -> PrefixStore | None:
+    def _find(self, identity: PromptIdentity) -> StoredPrefix | None:
         key = identity.key(self.document, self._salt)
         if self._folder is None:
             return self._pool.get(key)
         if self._store is not None and self._store.key == key and self._store.complete and self.exists(identity):
             return self._store
-        found = DiskStore.find(key, self.document, identity.num_layers, root=self._folder)
+        found = DiskPrefix.find(key, self.document, identity.num_layers, root=self._folder)
         self._store = found or self._store
         return found
 
-    def _is_prefix(self, store: PrefixStore, identity: PromptIdentity) -> bool:
+    def _is_prefix(self, store: StoredPrefix, identity: PromptIdentity) -> bool:
         """Whether the store from before :meth:`Session.append` still serves: there, and of the same numbers."""
         same = (store.key.model, store.key.numerics) == (identity.model, identity.numerics)
         there = store.complete and store.length < len(self.document)
         return same and there and self.document[: store.length] == store.token_ids
 
-    def _new_store(self, identity: PromptIdentity) -> PrefixStore:
+    def _new_store(self, identity: PromptIdentity) -> StoredPrefix:
         key = identity.key(self.document, self._salt)
         if self._folder is not None:
-            return DiskStore(key, self.document, identity.num_layers, root=self._folder)
-        return MemoryStore(key, self.document, identity.num_layers, int8=self._int8, limit_bytes=self._pool.limit_bytes)
+            return DiskPrefix(key, self.document, identity.num_layers, root=self._folder)
+        limit_bytes = self._pool.limit_bytes
+        return MemoryPrefix(key, self.document, identity.num_layers, int8=self._int8, limit_bytes=limit_bytes)
 
-    def _keep(self, store: PrefixStore) -> None:
+    def _keep(self, store: StoredPrefix) -> None:
         before, self._store = self._store, None if self._closed else store
         if before is not None and before.key != store.key:
             self._pool.remove(before.key)
-        if isinstance(store, DiskStore):
+        if isinstance(store, DiskPrefix):
             if self._limit_bytes is not None:
                 shrink(self._limit_bytes, keep=store.folder)
         elif not self._closed:

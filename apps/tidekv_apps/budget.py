@@ -12,7 +12,8 @@ from tidekv_apps.settings import AskSettings
 from tidekv_llm import planner
 from tidekv_llm.documents import Document, build_prompt
 from tidekv_llm.errors import TideKVError
-from tidekv_llm.memory import available_bytes, format_bytes
+from tidekv_llm.memory import available_bytes
+from tidekv_llm.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tidekv_apps.state import Session

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tidekv_llm.console import answer_as_dict
-from tidekv_llm.memory import format_bytes
+from tidekv_llm.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tidekv_apps.state import Session, Turn

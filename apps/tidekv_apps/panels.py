@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tidekv_apps.budget import Budget
 from tidekv_apps.state import Entry, Job, Session, Turn
 from tidekv_llm.documents.pdf import format_numbers
-from tidekv_llm.memory import format_bytes
+from tidekv_llm.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tidekv_llm.documents import Citation

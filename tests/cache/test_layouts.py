@@ -17,9 +17,9 @@ from tidekv_llm.attention import AttentionDispatch, AttentionParams, Scratch
 from tidekv_llm.cache import head_attention
 from tidekv_llm.cache.flattened import FlattenedLayer
 from tidekv_llm.cache.rectangular import RectangularLayer
-from tidekv_llm.cache.stores import (
+from tidekv_llm.cache.rows import (
     GROUP,
-    QuantisedStore,
+    QuantisedRows,
     expand_per_channel,
     expand_per_token,
     pack_bits,
@@ -205,7 +205,7 @@ def test_the_varlen_path_calls_the_kernel_as_documented(
     module = SimpleNamespace(flash_attn_varlen_func=_documented_varlen, flash_attn_func=_documented_flash)
     monkeypatch.setitem(__import__("sys").modules, "flash_attn", module)
     tail = (layer.tail_keys[:, :, : sum(counts)], layer.tail_values[:, :, : sum(counts)])
-    out = head_attention.varlen_attention(query, layer.store, tail, AttentionParams(SCALING))  # type: ignore[arg-type]
+    out = head_attention.varlen_attention(query, layer.rows, tail, AttentionParams(SCALING))  # type: ignore[arg-type]
     torch.testing.assert_close(out, grouped, rtol=1e-5, atol=1e-5)
 
 
@@ -269,12 +269,12 @@ def test_bytes_really_shrink_and_the_residual_is_untouched(bits: int, share: flo
 def test_new_tokens_leave_what_was_quantised_alone() -> None:
     layer = FlattenedLayer(*full(), ragged([12, 21, 18, 40]), reserve=0)
     layer.quantise(4, residual=8)
-    store = layer.store
-    assert isinstance(store, QuantisedStore)
-    codes = [each.codes.clone() for each in store._keys]
+    rows = layer.rows
+    assert isinstance(rows, QuantisedRows)
+    codes = [each.codes.clone() for each in rows._keys]
     query, out = append(layer, 1, 1, 5)
-    assert layer.store is store
-    assert all(torch.equal(a, b.codes) for a, b in zip(codes, store._keys, strict=True))
+    assert layer.rows is rows
+    assert all(torch.equal(a, b.codes) for a, b in zip(codes, rows._keys, strict=True))
     torch.testing.assert_close(out.double(), expected_output(layer, query), rtol=1e-5, atol=1e-5)
 
 

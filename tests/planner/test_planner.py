@@ -11,7 +11,7 @@ from tests.tiny_models import FAMILIES, random_prompt, tiny_model
 from tests.tools.live_bytes import LiveBytes
 from tidekv_llm import PrefillConfig, TideKV, attention, planner
 from tidekv_llm.errors import ConfigError, MemoryLimitError, ModelNotFoundError
-from tidekv_llm.planner import Plan, choose_chunk_size, longest_prompt, parse_bytes, plan_table, predict
+from tidekv_llm.planner import Plan, choose_chunk_size, longest_prompt, plan_table, predict
 from tidekv_llm.schedules import schedule_names
 from tidekv_llm.shapes import ModelShape, find_config
 
@@ -170,23 +170,7 @@ def test_the_largest_chunk_that_fits_is_taken(llama):
     assert chunks[1] <= 2048
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("24GiB", 24 * GIB),
-        ("24GB", 24 * 10**9),
-        ("512MiB", 512 * MIB),
-        ("1.5g", 3 * GIB // 2),
-        ("4096", 4096),
-    ],
-)
-def test_sizes(text, expected):
-    assert parse_bytes(text) == expected
-
-
 def test_bad_input_names_the_remedy(tmp_path):
-    with pytest.raises(ConfigError, match="is no size"):
-        parse_bytes("a lot")
     with pytest.raises(ModelNotFoundError, match=r"llama-3\.1-8b"):
         find_config("random:nothing")
     (tmp_path / "config.json").write_text("[]")

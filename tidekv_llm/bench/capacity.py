@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and report: each method's longest length by bisection, each try in a process of its own."""
-    from tidekv_llm.planner import LEAST_MEMORY, parse_bytes
+    from tidekv_llm.planner import LEAST_MEMORY
+    from tidekv_llm.sizes import parse_bytes
 
     harness = Harness("capacity", options)
     limit = parse_bytes(options.memory_limit, least=LEAST_MEMORY)

@@ -10,7 +10,6 @@ the first prompt of a new length takes about 20 MiB more than the second.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import time
 from typing import Any
@@ -24,6 +23,7 @@ from tidekv_llm.config import PrefillConfig
 from tidekv_llm.engine import TideKV
 from tidekv_llm.errors import MemoryLimitError
 from tidekv_llm.memory import MemoryMeter, weight_bytes
+from tidekv_llm.memory.probes import return_free_heap
 
 WARM_UP_TOKENS = 600
 
@@ -53,10 +53,7 @@ def tidy_heap() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):  # not glibc
-        return
+    return_free_heap()
 
 
 def _limited(llm: TideKV, run: Any, prompt: list[int], what: Measurement) -> dict[str, Any]:

@@ -44,8 +44,9 @@ def _chunk_size(text: str) -> int | str:
 
 def run(options: argparse.Namespace) -> int:
     """Predict and print."""
-    from tidekv_llm.planner import LEAST_MEMORY, PROMPT_LIMIT, Plan, parse_bytes, plan_table
+    from tidekv_llm.planner import LEAST_MEMORY, PROMPT_LIMIT, Plan, plan_table
     from tidekv_llm.shapes import ModelShape, find_config
+    from tidekv_llm.sizes import parse_bytes
 
     for name in ("context", "batch"):
         if getattr(options, name) < 1:

@@ -126,7 +126,7 @@ def _show(results: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from tidekv_llm.memory import format_bytes
+    from tidekv_llm.sizes import format_bytes
 
     table = Table(title=f"Document of {results[0]['document_tokens']:,} tokens", box=None, pad_edge=False)
     for heading in ("store", "first", "second", "ratio", "prefill again", "ratio", "store", "peaks 1st, 2nd", "same"):

@@ -7,8 +7,8 @@ import os
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from tidekv_llm.cache.cache_file import CacheOwner, read_layers, write_layers
 from tidekv_llm.cache.layer import StoredLayer
-from tidekv_llm.cache.storage import CacheOwner, read_layers, write_layers
 
 
 class CompressedCache(Cache):

@@ -15,7 +15,7 @@ from torch import Tensor
 from tidekv_llm.attention import AttentionParams, Scratch
 from tidekv_llm.cache.head_attention import head_attention
 from tidekv_llm.cache.layer import StoredLayer, grown
-from tidekv_llm.cache.stores import FlatStore, PromptStore, QuantisedStore, restore_store
+from tidekv_llm.cache.rows import FlatRows, PromptRows, QuantisedRows, restore_rows
 from tidekv_llm.hf import BoundKeys
 
 
@@ -34,7 +34,7 @@ class FlattenedLayer(StoredLayer):
 
     Attributes:
         kept_positions: int32, all heads after one another.
-        store: the kept prompt.
+        rows: the kept prompt.
         residual: newest kept positions that lie in the tail, in full precision (0 unless quantised).
     """
 
@@ -47,7 +47,7 @@ class FlattenedLayer(StoredLayer):
         self.tail_values = values.new_empty((*values.shape[:2], reserve, values.shape[3]))
         self.kept_positions = torch.cat(list(heads)).to(torch.int32)
         self.head_lens = tuple(len(positions) for positions in heads)
-        self.store: PromptStore = FlatStore.gather(list(keys.flatten(0, 1)), list(values.flatten(0, 1)), heads)
+        self.rows: PromptRows = FlatRows.gather(list(keys.flatten(0, 1)), list(values.flatten(0, 1)), heads)
 
     @property
     def cu_klen(self) -> Tensor:
@@ -86,21 +86,21 @@ class FlattenedLayer(StoredLayer):
         if self._scratch is None:
             self._scratch = Scratch()
         tail = (self.tail_keys[:, :, : self._used], self.tail_values[:, :, : self._used])
-        return head_attention(query, self.store, tail, params, self._scratch)
+        return head_attention(query, self.rows, tail, params, self._scratch)
 
     def retain(self, heads: Sequence[Tensor]) -> None:
         """Keep only these positions of each head; before anything is decoded or quantised."""
         old = torch.split(self.kept_positions.long(), list(self.head_lens))
         slots = [torch.searchsorted(*pair) for pair in zip(old, heads, strict=True)]
-        keys, values = zip(*(self.store.head(index) for index in range(len(slots))), strict=True)
-        self.store = FlatStore.gather(keys, values, slots)
+        keys, values = zip(*(self.rows.head(index) for index in range(len(slots))), strict=True)
+        self.rows = FlatRows.gather(keys, values, slots)
         self.kept_positions = torch.cat(list(heads)).to(torch.int32)
         self.head_lens = tuple(len(positions) for positions in heads)
 
     def quantise(self, bits: int, *, residual: int) -> None:
         """Pack the prompt into 8, 4 or 2 bits, all but each head's ``residual`` newest positions. Once."""
         assert self._new == 0, "quantise before decoding"
-        heads = [self.store.head(index) for index in range(len(self.head_lens))]
+        heads = [self.rows.head(index) for index in range(len(self.head_lens))]
         self.residual = residual = min(residual, *self.head_lens)
         room = self.tail_keys.shape[2]
         self.tail_keys = self.tail_keys.new_empty(_with_slots(self.tail_keys, residual + room))
@@ -110,15 +110,15 @@ class FlattenedLayer(StoredLayer):
             self.tail_keys[row, head, :residual] = keys[len(keys) - residual :]
             self.tail_values[row, head, :residual] = values[len(values) - residual :]
         older = [(keys[: len(keys) - residual], values[: len(values) - residual]) for keys, values in heads]
-        self.store = QuantisedStore.of(older, bits)
+        self.rows = QuantisedRows.of(older, bits)
 
     def keys_of(self, head: int, row: int = 0) -> Tensor:
         """Keys that one head holds: [slots in use, D], a copy (expanded, if quantised)."""
-        return torch.cat((self.store.head(self._index(head, row))[0], self.tail_keys[row, head, : self._used]))
+        return torch.cat((self.rows.head(self._index(head, row))[0], self.tail_keys[row, head, : self._used]))
 
     def values_of(self, head: int, row: int = 0) -> Tensor:
         """Values that one head holds: [slots in use, Dv], a copy (expanded, if quantised)."""
-        return torch.cat((self.store.head(self._index(head, row))[1], self.tail_values[row, head, : self._used]))
+        return torch.cat((self.rows.head(self._index(head, row))[1], self.tail_values[row, head, : self._used]))
 
     def kept_of(self, head: int, row: int = 0) -> Tensor:
         """Positions of the prompt that one head holds: int64 [kept]."""
@@ -126,23 +126,23 @@ class FlattenedLayer(StoredLayer):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the prompt's store and of the tail in use."""
+        """Bytes of the prompt's rows and of the tail in use."""
         per_slot = self.tail_keys.shape[3] + self.tail_values.shape[3]
         slots = len(self.head_lens) * self._used
-        return self.store.nbytes + slots * per_slot * self.tail_keys.element_size()
+        return self.rows.nbytes + slots * per_slot * self.tail_keys.element_size()
 
     def reset(self) -> None:
         """Forget the decoded tokens; the prompt's kept ones stay."""
         self.logical, self._new = self.prompt_length, 0
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, facts = self.store.state()
-        tensors = {f"store.{name}": tensor for name, tensor in tensors.items()}
+        tensors, facts = self.rows.state()
+        tensors = {f"rows.{name}": tensor for name, tensor in tensors.items()}
         tensors["kept_positions"] = self.kept_positions
         tensors["tail_keys"] = self.tail_keys[:, :, : self._used]
         tensors["tail_values"] = self.tail_values[:, :, : self._used]
         mine = {"prompt_length": self.prompt_length, "logical": self.logical, "head_lens": self.head_lens}
-        return tensors, {**mine, "residual": self.residual, "store": facts}
+        return tensors, {**mine, "residual": self.residual, "rows": facts}
 
     @classmethod
     def restore(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> FlattenedLayer:
@@ -152,10 +152,10 @@ class FlattenedLayer(StoredLayer):
         layer.kv_heads, layer.residual = keys.shape[1], facts["residual"]
         layer.tail_keys, layer.tail_values = keys, tensors["tail_values"]
         layer.kept_positions, layer.head_lens = tensors["kept_positions"], tuple(facts["head_lens"])
-        stored = {name.removeprefix("store."): tensor for name, tensor in tensors.items() if "store." in name}
-        layer.store = restore_store(stored, facts["store"])
-        if layer.store.dtype != keys.dtype:
-            raise ValueError(f"the prompt is stored in {layer.store.dtype}, later tokens in {keys.dtype}")
+        stored = {name.removeprefix("rows."): tensor for name, tensor in tensors.items() if "rows." in name}
+        layer.rows = restore_rows(stored, facts["rows"])
+        if layer.rows.dtype != keys.dtype:
+            raise ValueError(f"the prompt is stored in {layer.rows.dtype}, later tokens in {keys.dtype}")
         layer.logical = facts["logical"]
         layer._new = keys.shape[2] - layer.residual
         return layer

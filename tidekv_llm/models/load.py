@@ -18,6 +18,8 @@ from tidekv_llm.errors import (
     TideKVError,
     UnsafeWeightsError,
     UnsupportedModelError,
+    one_line,
+    reason,
 )
 from tidekv_llm.models import embedded
 from tidekv_llm.models.sources import CONVERT_REMEDY, ModelSource, hub_reason, resolve
@@ -183,8 +185,8 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> to
     try:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = embedded.shorten(str(error), 120)
-        raise ConfigError(f"device={device!s} cannot be used ({reason}); use device='cpu'") from error
+        said = one_line(str(error), 120)
+        raise ConfigError(f"device={device!s} cannot be used ({said}); use device='cpu'") from error
     return chosen
 
 
@@ -283,9 +285,8 @@ def _read_tokenizer(where: str, options: Mapping[str, Any], source: ModelSource)
     except Exception as error:
         if source.kind == "hub" or "trust_remote_code" in str(error):
             raise
-        reason = embedded.shorten(f"{type(error).__name__}: {error}", 160)
         raise ModelError(
-            f"{source.name} has no readable tokenizer ({reason}); put the model's tokenizer.json there"
+            f"{source.name} has no readable tokenizer ({reason(error)}); put the model's tokenizer.json there"
         ) from error
     if source.kind == "gguf":
         assert source.path is not None
@@ -371,7 +372,7 @@ def _one_line_errors(source: ModelSource) -> Iterator[None]:
 def _translate(error: Exception, source: ModelSource) -> TideKVError:
     import torch
 
-    text = embedded.shorten(str(error))
+    text = one_line(str(error))
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or "not enough memory" in text:
         return MemoryLimitError(f"{source.name} does not fit into memory ({text}); use a smaller model or dtype")
     if "trust_remote_code" in text:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tidekv_llm.errors import ModelNotFoundError, UnsafeWeightsError
+from tidekv_llm.errors import ModelNotFoundError, UnsafeWeightsError, reason
 from tidekv_llm.models import embedded
 
 Kind = Literal["alias", "folder", "gguf", "hub"]
@@ -216,4 +216,4 @@ def hub_reason(error: BaseException) -> str:
         if known:
             return known
         cause = cause.__cause__ or cause.__context__
-    return embedded.shorten(f"{type(error).__name__}: {error}", 160)
+    return reason(error)

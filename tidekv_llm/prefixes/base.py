@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreKey:
+class PrefixKey:
     """What the numbers in a store depend on: another key, another store.
 
     Attributes:
@@ -47,7 +47,7 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return next(index for index in range(limit) if first[index] != second[index])
 
 
-class PrefixStore(ABC):
+class StoredPrefix(ABC):
     """Full keys and values of a prefix, layer by layer; written once, then read any number of times.
 
     It is a :class:`tidekv_llm.prefill.prefix.PrefixWriter` until :meth:`finish`, and a ``PrefixReader`` after it.
@@ -60,7 +60,7 @@ class PrefixStore(ABC):
 
     kind: str
 
-    def __init__(self, key: StoreKey, token_ids: Sequence[int], num_layers: int) -> None:
+    def __init__(self, key: PrefixKey, token_ids: Sequence[int], num_layers: int) -> None:
         self.key = key
         self.token_ids = tuple(token_ids)
         self.num_layers = num_layers

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tidekv_llm import memory
-from tidekv_llm.memory import COMPONENTS, MemoryMeter, available_bytes, format_bytes, weight_bytes
+from tidekv_llm.memory import COMPONENTS, MemoryMeter, MemoryReport, probes
+from tidekv_llm.memory import meter as meters
 
 MIB = 1 << 20
 BIG = 200 * MIB
@@ -29,8 +27,8 @@ def use_method(request, monkeypatch):
 
     def use(method: str) -> None:
         if method == "sampled":
-            monkeypatch.setattr(memory, "_reset_vmhwm", lambda: False)
-        elif not memory._reset_vmhwm():
+            monkeypatch.setattr(probes, "reset_vmhwm", lambda: False)
+        elif not probes.reset_vmhwm():
             pytest.skip("this system cannot reset VmHWM")
 
     return use
@@ -41,12 +39,12 @@ def touch(nbytes: int) -> torch.Tensor:
     return torch.ones(nbytes, dtype=torch.uint8)
 
 
-def growth(report: memory.MemoryReport) -> int:
+def growth(report: MemoryReport) -> int:
     return report.construction_peak_bytes - report.before_bytes
 
 
 def no_meter_is_active() -> bool:
-    return len(memory._active) == 0
+    return len(meters._active) == 0
 
 
 # --- the process peak ---
@@ -112,7 +110,7 @@ def test_heap_that_an_earlier_request_left_free_does_not_hide_what_the_next_one_
         with MemoryMeter() as meter:
             total = fragment()
         needed.append(growth(meter.report()))
-    if memory._malloc_trim() is None:
+    if probes._malloc_trim() is None:
         pytest.skip("this C library cannot give back its heap")
     assert min(needed) > 0.9 * total
 
@@ -241,27 +239,10 @@ def test_sampling_threads_end_with_their_meters(use_method):
 
 
 def test_forbidden_clear_refs_falls_back_to_sampling(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "_CLEAR_REFS", tmp_path / "missing" / "clear_refs")
+    monkeypatch.setattr(probes, "_CLEAR_REFS", tmp_path / "missing" / "clear_refs")
     with MemoryMeter() as meter:
         pass
     assert meter.report().process_method == "sampled"
-
-
-def test_an_ignored_reset_falls_back_to_sampling(monkeypatch, tmp_path):
-    status = tmp_path / "status"
-    status.write_text("Name:\tx\nVmHWM:\t  900000 kB\nVmRSS:\t  100000 kB\n")
-    monkeypatch.setattr(memory, "_STATUS", status)
-    monkeypatch.setattr(memory, "_CLEAR_REFS", tmp_path / "clear_refs")
-    assert not memory._reset_vmhwm()
-    status.write_text("Name:\tx\nVmHWM:\t  101000 kB\nVmRSS:\t  100000 kB\n")
-    assert memory._reset_vmhwm()
-
-
-def test_without_proc_the_resident_size_comes_from_psutil(monkeypatch, tmp_path):
-    exact = memory._resident_bytes()
-    monkeypatch.setattr(memory, "_STATUS", tmp_path / "missing")
-    assert memory._resident_bytes() == pytest.approx(exact, rel=0.05)
-    assert not memory._reset_vmhwm()
 
 
 def test_a_failing_measurement_does_not_hide_the_error_of_the_request(monkeypatch):
@@ -357,44 +338,6 @@ print(min(once() for _ in range(50)))
 # --- CUDA, through a stand-in ---
 
 
-class FakeCuda:
-    """torch.cuda's counters for two devices; peaks are reset as torch resets them."""
-
-    def __init__(self) -> None:
-        self.now = {"cuda:0": 100, "cuda:1": 10}
-        self.peak = {"cuda:0": 900, "cuda:1": 90}
-
-    def reset_peak_memory_stats(self, device):
-        self.peak[device] = self.now[device]
-
-    def max_memory_allocated(self, device):
-        return self.peak[device]
-
-    def max_memory_reserved(self, device):
-        return 2 * self.peak[device]
-
-    def memory_allocated(self, device):
-        return self.now[device]
-
-    def current_device(self):
-        return 0
-
-    def mem_get_info(self, device):
-        return (1000 if device == "cuda:0" else 50, 2000)
-
-    def allocate(self, device, nbytes):
-        self.now[device] += nbytes
-        self.peak[device] = max(self.peak[device], self.now[device])
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    fake = FakeCuda()
-    monkeypatch.setattr(torch, "cuda", fake)
-    monkeypatch.setattr(memory, "_nvml_process_bytes", lambda devices: None)
-    return fake
-
-
 def test_cuda_peaks_are_reset_and_the_transient_is_over_the_allocation_after(cuda):
     with MemoryMeter(torch.device("cuda", 0), weights=100) as meter:
         cuda.allocate("cuda:0", 500)
@@ -431,187 +374,3 @@ def test_cuda_without_an_index_is_the_current_device(cuda):
     with MemoryMeter("cuda") as meter:
         pass
     assert list(meter.report().devices) == ["cuda:0"]
-
-
-def test_available_cuda_memory(cuda):
-    assert available_bytes("cuda:0") == 1000
-    assert available_bytes(["cuda:0", "cuda:1"]) == 1050
-
-
-# --- NVML, through a stand-in ---
-
-
-class FakeNvml:
-    """One device, known by its UUID, with our process on it and another one."""
-
-    def __init__(self, pid: int) -> None:
-        self.processes = [
-            SimpleNamespace(pid=pid, usedGpuMemory=700),
-            SimpleNamespace(pid=1, usedGpuMemory=5),
-        ]
-        self.starts = 0
-
-    def nvmlInit(self):
-        self.starts += 1
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        if uuid != "GPU-1234":
-            raise LookupError(uuid)
-        return uuid
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return self.processes
-
-
-@pytest.fixture
-def nvml(monkeypatch):
-    memory._nvml.cache_clear()
-    fake = FakeNvml(os.getpid())
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    uuids = {"cuda:0": "1234", "cuda:1": "unknown"}
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuids[device]))
-    yield fake
-    memory._nvml.cache_clear()
-
-
-def test_nvml_counts_this_process_and_starts_once(nvml):
-    assert memory._nvml_process_bytes(["cuda:0"]) == 700
-    assert memory._nvml_process_bytes(["cuda:0"]) == 700
-    assert nvml.starts == 1
-
-
-def test_nvml_that_does_not_know_says_nothing(nvml):
-    assert memory._nvml_process_bytes(["cuda:1"]) is None
-    nvml.processes.pop(0)
-    assert memory._nvml_process_bytes(["cuda:0"]) is None
-
-
-def test_nvml_that_is_missing_says_nothing(nvml, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert memory._nvml_process_bytes(["cuda:0"]) is None
-
-
-# --- weights ---
-
-
-def test_tied_weights_count_once():
-    model = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10, bias=False))
-    assert weight_bytes(model) == 2 * 160
-    model[1].weight = model[0].weight
-    assert weight_bytes(model) == 160
-
-
-def test_views_of_one_storage_count_once_and_buffers_count():
-    storage = torch.zeros(100)
-    model = torch.nn.Module()
-    model.a = torch.nn.Parameter(storage[:40])
-    model.b = torch.nn.Parameter(storage[40:])
-    model.register_buffer("c", torch.zeros(8, dtype=torch.int64))
-    assert weight_bytes(model) == 400 + 64
-
-
-def test_meta_weights_are_told_apart():
-    with torch.device("meta"):
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
-    assert weight_bytes(model) == 128
-
-
-def test_a_model_without_weights_has_none():
-    assert weight_bytes(torch.nn.Identity()) == 0
-
-
-# --- what is free ---
-
-
-def test_available_memory_is_positive_and_no_more_than_there_is():
-    import psutil
-
-    assert 0 < available_bytes() <= psutil.virtual_memory().total
-
-
-def write_group(folder: Path, files: dict[str, object]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(f"{text}\n")
-
-
-def v2(limit: object, usage: int, cache: int = 0) -> dict[str, object]:
-    return {"memory.max": limit, "memory.current": usage, "memory.stat": f"anon 5\ninactive_file {cache}"}
-
-
-def v1(limit: int, usage: int, cache: int = 0) -> dict[str, object]:
-    return {
-        "memory.limit_in_bytes": limit,
-        "memory.usage_in_bytes": usage,
-        "memory.stat": f"inactive_file 1\ntotal_inactive_file {cache}",
-    }
-
-
-def cgroup_free(tmp_path: Path, membership: str) -> int | None:
-    (tmp_path / "cgroup").write_text(membership)
-    return memory._cgroup_free_bytes(tmp_path / "cgroup", tmp_path / "fs")
-
-
-def test_cgroup_v2_limit_counts_reclaimable_cache_as_free(tmp_path):
-    write_group(tmp_path / "fs/app", v2(1000, 700, cache=200))
-    assert cgroup_free(tmp_path, "0::/app\n") == 500
-
-
-def test_the_tightest_cgroup_above_holds(tmp_path):
-    write_group(tmp_path / "fs/a/b", v2("max", 700))
-    write_group(tmp_path / "fs/a", v2(900, 700))
-    assert cgroup_free(tmp_path, "0::/a/b\n") == 200
-
-
-def test_cgroup_v1_limit(tmp_path):
-    write_group(tmp_path / "fs/memory/app", v1(1000, 400, cache=100))
-    write_group(tmp_path / "fs/memory", v1(2**63 - 4096, 400))
-    assert cgroup_free(tmp_path, "9:name=systemd:/\n4:memory:/app\n0::/\n") == 700
-
-
-def test_a_container_that_shows_the_hosts_path_is_read_at_its_root(tmp_path):
-    write_group(tmp_path / "fs", v2(1000, 400))
-    assert cgroup_free(tmp_path, "0::/docker/0123abc\n") == 600
-
-
-@pytest.mark.parametrize("membership", ["", "0::/none\n", "2:cpu:/x\n"])
-def test_no_limit_is_no_answer(tmp_path, membership):
-    assert cgroup_free(tmp_path, membership) is None
-
-
-def test_usage_over_the_limit_leaves_nothing(tmp_path):
-    write_group(tmp_path / "fs/app", v2(1000, 1200))
-    assert cgroup_free(tmp_path, "0::/app\n") == 0
-
-
-def test_no_cgroup_files_at_all(tmp_path):
-    assert memory._cgroup_free_bytes(tmp_path / "missing", tmp_path) is None
-
-
-# --- small things ---
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.00 KiB"),
-        (75 * MIB, "75.00 MiB"),
-        (1_610_612_736, "1.50 GiB"),
-        (MIB - 1, "1.00 MiB"),
-        (1 << 40, "1.00 TiB"),
-        (5 << 50, "5120.00 TiB"),
-        (-2048, "-2.00 KiB"),
-    ],
-)
-def test_format_bytes(nbytes, text):
-    assert format_bytes(nbytes) == text
-
-
-def test_importing_the_accountant_does_not_import_torch():
-    # Run by path: what the package's own __init__ imports is not the question here.
-    code = "import runpy, sys; runpy.run_path(sys.argv[1]); sys.exit('torch' in sys.modules)"
-    command = [sys.executable, "-c", code, memory.__file__]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

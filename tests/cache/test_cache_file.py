@@ -63,7 +63,7 @@ def test_a_failed_save_leaves_the_old_file(saved: tuple[Path, Any], monkeypatch:
     def full_disk(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tidekv_llm.cache.storage.save_file", full_disk)
+    monkeypatch.setattr("tidekv_llm.cache.cache_file.save_file", full_disk)
     with pytest.raises(CacheError, match=r"cannot write the cache to .*No space left"):
         CompressedCache.load(path, owner).save(path, owner)
     assert path.read_bytes() == before
@@ -135,9 +135,9 @@ def test_another_version_is_refused(saved: tuple[Path, Any]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda tensors, facts: tensors.pop("1.store.keys"),
-        lambda tensors, facts: tensors.update({"1.store.values": tensors["1.store.values"][:-1]}),
-        lambda tensors, facts: tensors.update({"1.store.keys": tensors["1.store.keys"].half()}),
+        lambda tensors, facts: tensors.pop("1.rows.keys"),
+        lambda tensors, facts: tensors.update({"1.rows.values": tensors["1.rows.values"][:-1]}),
+        lambda tensors, facts: tensors.update({"1.rows.keys": tensors["1.rows.keys"].half()}),
         lambda tensors, facts: tensors.update({"0.kept_positions": tensors["0.kept_positions"] + 90}),
         lambda tensors, facts: tensors.update({"0.kept_positions": tensors["0.kept_positions"].flip(0)}),
         lambda tensors, facts: facts["layers"].pop(),

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidekv_llm.errors import CacheError
-from tidekv_llm.store.base import PrefixStore, StoreKey
+from tidekv_llm.prefixes.base import PrefixKey, StoredPrefix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,13 +35,13 @@ _STALE_SECONDS = 24 * 3600
 _READ_BYTES = 1 << 22
 
 
-class DiskStore(PrefixStore):
+class DiskPrefix(StoredPrefix):
     """Keys and values in files.
 
     Args:
-        key: see :class:`PrefixStore`.
-        token_ids: see :class:`PrefixStore`.
-        num_layers: see :class:`PrefixStore`.
+        key: see :class:`StoredPrefix`.
+        token_ids: see :class:`StoredPrefix`.
+        num_layers: see :class:`StoredPrefix`.
         root: folder that holds the stores; made private if it does not exist.
 
     Raises:
@@ -50,7 +50,7 @@ class DiskStore(PrefixStore):
 
     kind = "disk"
 
-    def __init__(self, key: StoreKey, token_ids: Sequence[int], num_layers: int, *, root: Path) -> None:
+    def __init__(self, key: PrefixKey, token_ids: Sequence[int], num_layers: int, *, root: Path) -> None:
         super().__init__(key, token_ids, num_layers)
         self._root = root
         self._folder = root / key.digest
@@ -60,7 +60,7 @@ class DiskStore(PrefixStore):
         self._partial: Path | None = None
 
     @classmethod
-    def find(cls, key: StoreKey, token_ids: Sequence[int], num_layers: int, *, root: Path) -> DiskStore | None:
+    def find(cls, key: PrefixKey, token_ids: Sequence[int], num_layers: int, *, root: Path) -> DiskPrefix | None:
         """The finished store for this key, or None.
 
         Raises:
@@ -147,7 +147,7 @@ class DiskStore(PrefixStore):
                 partial.rename(self._folder)
             except OSError:
                 with suppress(CacheError):  # damaged and removed: the name is free now
-                    other = DiskStore.find(self.key, self.token_ids, self.num_layers, root=self._root)
+                    other = DiskPrefix.find(self.key, self.token_ids, self.num_layers, root=self._root)
                     if other is None:
                         raise
                     self._sizes, self._checksums, self._checked = other._sizes, other._checksums, {}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tidekv_llm.errors import CacheError, ConfigError
 from tidekv_llm.models.embedded import cache_root
-from tidekv_llm.store.disk import META, PARTIAL, make_private, remove, sweep
+from tidekv_llm.prefixes.disk import META, PARTIAL, make_private, remove, sweep
 
 DEFAULT_NAME = "default"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

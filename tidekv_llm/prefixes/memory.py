@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.errors import CacheError
-from tidekv_llm.memory import format_bytes
-from tidekv_llm.store.base import PrefixStore, StoreKey
+from tidekv_llm.prefixes.base import PrefixKey, StoredPrefix
+from tidekv_llm.sizes import format_bytes
 
 
-class MemoryStore(PrefixStore):
+class MemoryPrefix(StoredPrefix):
     """One pair of buffers per layer.
 
     Args:
-        key: see :class:`PrefixStore`.
-        token_ids: see :class:`PrefixStore`.
-        num_layers: see :class:`PrefixStore`.
+        key: see :class:`StoredPrefix`.
+        token_ids: see :class:`StoredPrefix`.
+        num_layers: see :class:`StoredPrefix`.
         int8: store 8-bit integers with one scale per channel (keys) or per token (values): half the bytes of
             bfloat16, and no longer exact. Measured with SmolLM2-135M on 2,500 tokens: keys off by 0.6%, values by
             0.7%, next-token logits by 0.6 to 0.7% (relative L2); 99% of the kept positions and the next token were
@@ -31,7 +31,7 @@ class MemoryStore(PrefixStore):
 
     def __init__(
         self,
-        key: StoreKey,
+        key: PrefixKey,
         token_ids: Sequence[int],
         num_layers: int,
         *,

@@ -6,10 +6,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from tidekv_llm.store.base import PrefixStore, StoreKey, common_prefix
+from tidekv_llm.prefixes.base import PrefixKey, StoredPrefix, common_prefix
 
 
-class StorePool:
+class PrefixPool:
     """Finished stores in host memory.
 
     Args:
@@ -18,7 +18,7 @@ class StorePool:
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         self._limit_bytes = limit_bytes
-        self._stores: OrderedDict[str, PrefixStore] = OrderedDict()
+        self._stores: OrderedDict[str, StoredPrefix] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -38,7 +38,7 @@ class StorePool:
         with self._lock:
             return sum(store.nbytes for store in self._stores.values())
 
-    def get(self, key: StoreKey) -> PrefixStore | None:
+    def get(self, key: PrefixKey) -> StoredPrefix | None:
         """The store of this key, now the most recently used."""
         with self._lock:
             store = self._stores.get(key.digest)
@@ -46,7 +46,7 @@ class StorePool:
                 self._stores.move_to_end(key.digest)
             return store
 
-    def longest(self, model: str, token_ids: Sequence[int]) -> tuple[PrefixStore, int] | None:
+    def longest(self, model: str, token_ids: Sequence[int]) -> tuple[StoredPrefix, int] | None:
         """The store that shares the longest prefix with a prompt, and that prefix's length."""
         ids = tuple(token_ids)
         with self._lock:
@@ -61,14 +61,14 @@ class StorePool:
             self._stores.move_to_end(digest)
             return self._stores[digest], length
 
-    def add(self, store: PrefixStore) -> None:
+    def add(self, store: StoredPrefix) -> None:
         """Take a finished store, and evict others until all fit."""
         with self._lock:
             self._stores[store.key.digest] = store
             self._stores.move_to_end(store.key.digest)
             self._evict(keep=1)
 
-    def remove(self, key: StoreKey) -> None:
+    def remove(self, key: PrefixKey) -> None:
         """Forget a store; requests that are reading it keep it alive until they end."""
         with self._lock:
             self._stores.pop(key.digest, None)

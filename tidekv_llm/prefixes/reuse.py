@@ -9,9 +9,9 @@ from typing import Protocol
 from torch import Tensor
 
 from tidekv_llm.errors import CacheError
-from tidekv_llm.store.base import PrefixStore, StoreKey, digest_ids
-from tidekv_llm.store.memory import MemoryStore
-from tidekv_llm.store.pool import StorePool
+from tidekv_llm.prefixes.base import PrefixKey, StoredPrefix, digest_ids
+from tidekv_llm.prefixes.memory import MemoryPrefix
+from tidekv_llm.prefixes.pool import PrefixPool
 
 # A shorter common prefix is not worth a look: computing it takes milliseconds.
 MINIMUM_TOKENS = 64
@@ -29,10 +29,10 @@ class Reuse:
         notes: what the user should know.
     """
 
-    reader: PrefixStore | None = None
+    reader: StoredPrefix | None = None
     reused: int = 0
-    writer: PrefixStore | None = None
-    on_finish: Callable[[PrefixStore], object] | None = None
+    writer: StoredPrefix | None = None
+    on_finish: Callable[[StoredPrefix], object] | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -92,24 +92,24 @@ class PrefixCache(Protocol):
     ) -> Reuse:
         """Reuse for a prompt; see :class:`Reuse`."""
 
-    def drop(self, store: PrefixStore) -> None:
+    def drop(self, store: StoredPrefix) -> None:
         """Forget a store that turned out to be unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptIdentity:
-    """What a store's numbers depend on besides the ids (see :class:`StoreKey`)."""
+    """What a store's numbers depend on besides the ids (see :class:`PrefixKey`)."""
 
     model: str
     numerics: str
     num_layers: int
 
-    def key(self, token_ids: Sequence[int], salt: str = "") -> StoreKey:
+    def key(self, token_ids: Sequence[int], salt: str = "") -> PrefixKey:
         """The key of a prefix; a salt keeps owners apart."""
-        return StoreKey(self.model, self.numerics, digest_ids(token_ids) + salt)
+        return PrefixKey(self.model, self.numerics, digest_ids(token_ids) + salt)
 
 
-def reusable(store: PrefixStore, common: int, prompt_length: int, window_size: int) -> int:
+def reusable(store: StoredPrefix, common: int, prompt_length: int, window_size: int) -> int:
     """Positions a prompt can take from a store: the observation window's queries have to be computed anew."""
     return max(0, min(store.length, common, prompt_length - window_size))
 
@@ -125,7 +125,7 @@ class SharedPrefix:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self.pool = StorePool(limit_bytes)
+        self.pool = PrefixPool(limit_bytes)
 
     def plan(
         self, token_ids: Sequence[int], boundaries: Sequence[int], window_size: int, identity: PromptIdentity
@@ -142,11 +142,11 @@ class SharedPrefix:
         worth_keeping = keep >= MINIMUM_TOKENS and reuse.reused < min(keep, length // 2)
         return self._writing(reuse, token_ids[:keep], identity) if worth_keeping else reuse
 
-    def drop(self, store: PrefixStore) -> None:
+    def drop(self, store: StoredPrefix) -> None:
         self.pool.remove(store.key)
 
     def _writing(self, reuse: Reuse, prefix: Sequence[int], identity: PromptIdentity) -> Reuse:
         limit_bytes = self.pool.limit_bytes
-        reuse.writer = MemoryStore(identity.key(prefix), prefix, identity.num_layers, limit_bytes=limit_bytes)
+        reuse.writer = MemoryPrefix(identity.key(prefix), prefix, identity.num_layers, limit_bytes=limit_bytes)
         reuse.on_finish = self.pool.add
         return reuse

@@ -17,13 +17,13 @@ import torch
 
 from tests.sessions_for_tests import assert_same, document, engine, follow_up, fresh
 from tidekv_llm.errors import CacheError, ConfigError
-from tidekv_llm.store import disk
-from tidekv_llm.store.base import StoreKey, digest_ids
-from tidekv_llm.store.disk import META, DiskStore, make_private, sweep
-from tidekv_llm.store.named import list_sessions, remove_session, session_folder, sessions_root
+from tidekv_llm.prefixes import disk
+from tidekv_llm.prefixes.base import PrefixKey, digest_ids
+from tidekv_llm.prefixes.disk import META, DiskPrefix, make_private, sweep
+from tidekv_llm.prefixes.named import list_sessions, remove_session, session_folder, sessions_root
 
 IDS = tuple(range(20))
-KEY = StoreKey("model", "numerics", digest_ids(IDS))
+KEY = PrefixKey("model", "numerics", digest_ids(IDS))
 LAYERS = 3
 
 
@@ -38,16 +38,16 @@ def layer_of(index: int) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, torch.randn(1, 2, 20, 4, generator=generator)
 
 
-def written(root: Path) -> DiskStore:
-    store = DiskStore(KEY, IDS, LAYERS, root=root)
+def written(root: Path) -> DiskPrefix:
+    store = DiskPrefix(KEY, IDS, LAYERS, root=root)
     for index in range(LAYERS):
         store.save(index, *layer_of(index))
     store.finish()
     return store
 
 
-def found(root: Path) -> DiskStore | None:
-    return DiskStore.find(KEY, IDS, LAYERS, root=root)
+def found(root: Path) -> DiskPrefix | None:
+    return DiskPrefix.find(KEY, IDS, LAYERS, root=root)
 
 
 def test_what_was_written_comes_back_to_the_bit(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_writer_that_fails_leaves_nothing(failing: str, monkeypatch: pytest.Mo
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    target = "safetensors.torch.save_file" if failing == "save_file" else f"tidekv_llm.store.disk.{failing}"
+    target = "safetensors.torch.save_file" if failing == "save_file" else f"tidekv_llm.prefixes.disk.{failing}"
     with engine().open(document(), store="disk") as session:
         with monkeypatch.context() as patch:
             patch.setattr(target, fail)
@@ -236,7 +236,7 @@ def test_a_writer_that_fails_leaves_nothing(failing: str, monkeypatch: pytest.Mo
 
 CHILD = """
 import os, signal, sys
-import tidekv_llm.store.disk as disk
+import tidekv_llm.prefixes.disk as disk
 from tests.sessions_for_tests import document, engine, follow_up
 what = sys.argv[1]
 
@@ -310,7 +310,7 @@ def test_two_processes_on_one_store_and_a_restart() -> None:
 
 def test_whoever_finishes_second_uses_the_store_of_the_first(tmp_path: Path) -> None:
     root = tmp_path / "s"
-    slow = DiskStore(KEY, IDS, LAYERS, root=root)
+    slow = DiskPrefix(KEY, IDS, LAYERS, root=root)
     for index in range(LAYERS):
         slow.save(index, *layer_of(index))
     written(root)
@@ -321,7 +321,7 @@ def test_whoever_finishes_second_uses_the_store_of_the_first(tmp_path: Path) -> 
 
 def test_the_second_replaces_a_damaged_store_of_the_first(tmp_path: Path) -> None:
     root = tmp_path / "s"
-    slow = DiskStore(KEY, IDS, LAYERS, root=root)
+    slow = DiskPrefix(KEY, IDS, LAYERS, root=root)
     for index in range(LAYERS):
         slow.save(index, *layer_of(index))
     DAMAGE["truncated"](written(root).folder)

@@ -13,8 +13,8 @@ from tests.sessions_for_tests import assert_same, follow_up, fresh
 from tidekv_llm import Document, PrefillConfig, TideKV
 from tidekv_llm.cli import main
 from tidekv_llm.errors import CacheError
-from tidekv_llm.store.conversation import Conversation
-from tidekv_llm.store.named import session_folder
+from tidekv_llm.prefixes.conversation import Conversation
+from tidekv_llm.prefixes.named import session_folder
 
 LIGHTHOUSE = Path(__file__).parents[2] / "examples" / "lighthouse.txt"
 

@@ -14,7 +14,7 @@ from torch import Tensor
 GROUP = 64
 
 
-class PromptStore(Protocol):
+class PromptRows(Protocol):
     """Keys and values of B * Hkv heads, each of its own length; immutable."""
 
     head_lens: tuple[int, ...]
@@ -31,7 +31,7 @@ class PromptStore(Protocol):
         """Tensors and JSON-ready facts."""
 
 
-class FlatStore:
+class FlatRows:
     """One tensor for all heads and their prefix sums.
 
     Example: heads that keep 3, 1 and 2 positions have ``cu_klen`` [0, 3, 4, 6] and ``max_klen`` 3.
@@ -50,19 +50,19 @@ class FlatStore:
         self.dtype = keys.dtype
 
     @classmethod
-    def gather(cls, keys: Sequence[Tensor], values: Sequence[Tensor], slots: Sequence[Tensor]) -> FlatStore:
+    def gather(cls, keys: Sequence[Tensor], values: Sequence[Tensor], slots: Sequence[Tensor]) -> FlatRows:
         """Copy the rows ``slots`` [n] out of every head's keys [S, D] and values [S, Dv], without a detour."""
         lengths = [len(each) for each in slots]
-        store = cls(
+        rows = cls(
             keys[0].new_empty((sum(lengths), keys[0].shape[-1])),
             values[0].new_empty((sum(lengths), values[0].shape[-1])),
             lengths,
         )
-        for index, rows in enumerate(slots):
-            here = slice(store._starts[index], store._starts[index + 1])
-            torch.index_select(keys[index], 0, rows, out=store.keys[here])
-            torch.index_select(values[index], 0, rows, out=store.values[here])
-        return store
+        for index, kept in enumerate(slots):
+            here = slice(rows._starts[index], rows._starts[index + 1])
+            torch.index_select(keys[index], 0, kept, out=rows.keys[here])
+            torch.index_select(values[index], 0, kept, out=rows.values[here])
+        return rows
 
     def head(self, index: int) -> tuple[Tensor, Tensor]:
         here = slice(self._starts[index], self._starts[index + 1])
@@ -74,7 +74,7 @@ class FlatStore:
         return self.keys.nbytes + self.values.nbytes
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {"keys": self.keys, "values": self.values}, {"store": "flat", "head_lens": self.head_lens}
+        return {"keys": self.keys, "values": self.values}, {"rows": "flat", "head_lens": self.head_lens}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Packed:
         return self.codes.nbytes + self.scale.nbytes + self.zero.nbytes
 
 
-class QuantisedStore:
+class QuantisedRows:
     """Keys per channel and values per token, as in KIVI (arXiv 2402.02750); each value is rounded once.
 
     Every 64 tokens of a head share a scale per key channel; every 64 channels of a token share one per value.
@@ -112,7 +112,7 @@ class QuantisedStore:
         self.head_lens = tuple(packed.codes.shape[0] for packed in self._values)
 
     @classmethod
-    def of(cls, heads: Sequence[tuple[Tensor, Tensor]], bits: int) -> QuantisedStore:
+    def of(cls, heads: Sequence[tuple[Tensor, Tensor]], bits: int) -> QuantisedRows:
         """Quantise heads (keys [n, D], values [n, Dv])."""
         keys = [quantise_per_channel(head, bits) for head, _ in heads]
         values = [quantise_per_token(head, bits) for _, head in heads]
@@ -136,14 +136,14 @@ class QuantisedStore:
             for index, packed in enumerate(heads):
                 for part in ("codes", "scale", "zero"):
                     tensors[f"{kind}.{index}.{part}"] = getattr(packed, part)
-        facts = {"store": "quantised", "bits": self.bits, "dtype": str(self.dtype).removeprefix("torch.")}
+        facts = {"rows": "quantised", "bits": self.bits, "dtype": str(self.dtype).removeprefix("torch.")}
         return tensors, {**facts, "head_lens": self.head_lens, "value_dim": self._value_dim}
 
 
-def restore_store(tensors: dict[str, Tensor], facts: dict[str, Any]) -> PromptStore:
-    """The store whose ``state()`` this is."""
-    if facts["store"] == "flat":
-        return FlatStore(tensors["keys"], tensors["values"], facts["head_lens"])
+def restore_rows(tensors: dict[str, Tensor], facts: dict[str, Any]) -> PromptRows:
+    """The rows whose ``state()`` this is."""
+    if facts["rows"] == "flat":
+        return FlatRows(tensors["keys"], tensors["values"], facts["head_lens"])
 
     def packed(kind: str) -> list[Packed]:
         return [
@@ -151,7 +151,7 @@ def restore_store(tensors: dict[str, Tensor], facts: dict[str, Any]) -> PromptSt
             for index in range(len(facts["head_lens"]))
         ]
 
-    return QuantisedStore(
+    return QuantisedRows(
         packed("keys"), packed("values"), facts["value_dim"], facts["bits"], getattr(torch, facts["dtype"])
     )
 

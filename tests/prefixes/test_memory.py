@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from tidekv_llm.errors import CacheError
-from tidekv_llm.store.base import StoreKey, common_prefix, digest_ids
-from tidekv_llm.store.memory import MemoryStore
-from tidekv_llm.store.pool import StorePool
+from tidekv_llm.prefixes.base import PrefixKey, common_prefix, digest_ids
+from tidekv_llm.prefixes.memory import MemoryPrefix
+from tidekv_llm.prefixes.pool import PrefixPool
 
 SHAPE = (1, 2, 16, 4)
 NBYTES = 2 * 2 * 2 * 16 * 4 * 4
 
 
-def store_of(number: int, *, layers: int = 2, **options: object) -> MemoryStore:
+def store_of(number: int, *, layers: int = 2, **options: object) -> MemoryPrefix:
     ids = [number] * 8 + list(range(8))
-    store = MemoryStore(StoreKey("m", "n", digest_ids(ids)), ids, layers, **options)  # type: ignore[arg-type]
+    store = MemoryPrefix(PrefixKey("m", "n", digest_ids(ids)), ids, layers, **options)  # type: ignore[arg-type]
     for layer in range(layers):
         store.save(layer, torch.randn(SHAPE), torch.randn(SHAPE))
     store.finish()
@@ -28,7 +28,7 @@ def store_of(number: int, *, layers: int = 2, **options: object) -> MemoryStore:
 def test_a_store_copies_what_the_next_layer_overwrites() -> None:
     buffer = torch.randn(1, 2, 30, 4)
     before = buffer[:, :, :16].clone()
-    store = MemoryStore(StoreKey("m", "n", "i"), range(16), 1)
+    store = MemoryPrefix(PrefixKey("m", "n", "i"), range(16), 1)
     store.save(0, buffer[:, :, :16], buffer[:, :, :16])
     buffer.zero_()
     assert torch.equal(store.load(0)[0], before)
@@ -43,7 +43,7 @@ def test_int8_is_within_half_a_step_of_its_scale(dtype: torch.dtype) -> None:
     keys, values = torch.randn(SHAPE).to(dtype), (torch.randn(SHAPE) * 50).to(dtype)
     keys[:, 0, :, 1] *= 100  # an outlier channel costs the other channels nothing
     values[:, 1, 3] *= 100  # nor an outlier token the other tokens
-    store = MemoryStore(StoreKey("m", "n", "i"), range(16), 1, int8=True)
+    store = MemoryPrefix(PrefixKey("m", "n", "i"), range(16), 1, int8=True)
     store.save(0, keys, values)
     for got, exact, dim in zip(store.load(0), (keys, values), (2, 3), strict=True):
         assert got.dtype == dtype
@@ -54,19 +54,19 @@ def test_int8_is_within_half_a_step_of_its_scale(dtype: torch.dtype) -> None:
 
 
 def test_int8_of_nothing_but_zeros_is_zero() -> None:
-    store = MemoryStore(StoreKey("m", "n", "i"), range(16), 1, int8=True)
+    store = MemoryPrefix(PrefixKey("m", "n", "i"), range(16), 1, int8=True)
     store.save(0, torch.zeros(SHAPE), torch.zeros(SHAPE))
     assert all(torch.equal(tensor, torch.zeros(SHAPE)) for tensor in store.load(0))
 
 
 def test_a_store_above_the_limit_is_refused_at_its_first_layer() -> None:
-    store = MemoryStore(StoreKey("m", "n", "i"), range(16), 10, limit_bytes=NBYTES)
+    store = MemoryPrefix(PrefixKey("m", "n", "i"), range(16), 10, limit_bytes=NBYTES)
     with pytest.raises(CacheError, match="limit_bytes allows"):
         store.save(0, torch.randn(SHAPE), torch.randn(SHAPE))
 
 
 def test_the_pool_evicts_the_least_recently_used_and_frees_it() -> None:
-    pool = StorePool(2 * NBYTES)
+    pool = PrefixPool(2 * NBYTES)
     first, second, third = (store_of(number) for number in range(3))
     pool.add(first)
     pool.add(second)
@@ -82,7 +82,7 @@ def test_the_pool_evicts_the_least_recently_used_and_frees_it() -> None:
 
 
 def test_the_longest_common_prefix_wins_and_models_are_kept_apart() -> None:
-    pool = StorePool()
+    pool = PrefixPool()
     for number in range(3):
         pool.add(store_of(number))
     found = pool.longest("m", [1] * 8 + [0, 1, 2, 50])
@@ -101,7 +101,7 @@ def test_common_prefix(first: tuple[int, ...], second: tuple[int, ...], expected
 
 
 def test_a_pool_bears_threads() -> None:
-    pool = StorePool(3 * NBYTES)
+    pool = PrefixPool(3 * NBYTES)
 
     def work(number: int) -> None:
         for turn in range(20):

@@ -1,0 +1,36 @@
+"""The size of a model's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Bytes of the distinct storages behind a model's parameters and buffers; tied weights count once."""
+    sizes: dict[tuple[str, int], int] = {}
+    for tensor in _plain_tensors(model):
+        storage = tensor.untyped_storage()
+        # Meta storages all sit at address 0; their own identity tells them apart.
+        address = storage.data_ptr() or storage._cdata
+        sizes[str(tensor.device), address] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def _plain_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    # remove_duplicate=False costs nothing: storages are compared later anyway.
+    for tensor in (*model.parameters(), *model.buffers()):
+        yield from _flatten(tensor)
+
+
+def _flatten(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The dense tensors inside a tensor; quantised ones are wrappers around several."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        yield from _flatten(getattr(tensor, name))
