@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tidekv_llm.hardware import limit_libraries
+
 # Read when torch is first imported. By default OpenMP threads spin while they wait: on a machine busy with
 # something else, tiny products then take milliseconds each and the suite ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# TIDEKV_CPU=avx2 runs the suite as on a smaller CPU: torch and the libraries below it are held back too.
+limit_libraries()
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tidekv_llm import __version__
 from tidekv_llm.bench.cli import add_commands as add_bench_commands
 from tidekv_llm.config import PrefillConfig
-from tidekv_llm.errors import ConfigError, ContextOverflowError, TideKVError
+from tidekv_llm.errors import (
+    ConfigError,
+    ContextOverflowError,
+    EncryptedDocumentError,
+    MemoryLimitError,
+    TideKVError,
+)
+from tidekv_llm.hardware import limit_libraries
 from tidekv_llm.lifetime import ended_by_signals
 
 if TYPE_CHECKING:
@@ -40,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in arguments
     try:
         _check_text(arguments)
+        limit_libraries()
         options = _parser().parse_args(arguments)
         with ended_by_signals():
             code: int = options.run(options)
@@ -51,9 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_RUNTIME
     except TideKVError as error:
         code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_RUNTIME
-        return _fail(str(error), type(error).__name__, code, as_json)
+        return _fail(f"{error}{_hint(error)}", type(error).__name__, code, as_json)
     except OSError as error:  # a full disk under standard output, say
         return _fail(f"cannot write or read: {error.strerror or error}", "OSError", EXIT_RUNTIME, as_json=False)
+
+
+def _hint(error: TideKVError) -> str:
+    """How the command line helps; the errors themselves are also read in the app and in programs."""
+    if isinstance(error, EncryptedDocumentError):
+        return " with --password"
+    return "; 'tidekv plan' shows what would fit" if isinstance(error, MemoryLimitError) else ""
 
 
 def _fail(message: str, kind: str, code: int, as_json: bool) -> int:

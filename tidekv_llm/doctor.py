@@ -13,7 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from tidekv_llm.errors import reason
+from tidekv_llm import hardware
+from tidekv_llm.errors import ConfigError, reason
 from tidekv_llm.models import embedded
 
 GIB = 2**30
@@ -73,6 +74,8 @@ def doctor() -> list[Check]:
 def _guarded(item: str, look: Callable[[], Check]) -> Check:
     try:
         return look()
+    except ConfigError as error:  # an environment variable with a wrong value: it says the remedy itself
+        return Check(item, "could not be examined", False, str(error))
     except Exception as error:  # a broken driver or a half-installed package must not hide the other lines
         return Check(item, f"could not be examined ({reason(error, 120)})", False, f"repair or reinstall {item}")
 
@@ -141,12 +144,10 @@ def _ram() -> Check:
 
 
 def _cpu() -> Check:
-    from tidekv_llm.models.load import cpu_has_bf16
-
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    fast = cpu_has_bf16()
-    value = f"{usable} cores, {'native bfloat16' if fast else 'no native bfloat16 (float32 is used)'}"
-    return Check("CPU", value, True)
+    kind, variable = hardware.cpu_kind(), hardware.limited_by()
+    limit = f" ({hardware.cpu_kinds()[-1]}, held back by {variable}={os.environ[variable]})" if variable else ""
+    dtype = "native bfloat16" if hardware.cpu_has_bf16() else "no native bfloat16 (float32 is used)"
+    return Check("CPU", f"{hardware.cores()} cores, {kind}{limit}, {dtype}", True)
 
 
 def _cache_folder() -> Check:

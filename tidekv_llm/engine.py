@@ -324,6 +324,11 @@ class TideKV:
         return self._open().decoder.device
 
     @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Every device that holds a part of the model."""
+        return self._open().decoder.devices
+
+    @property
     def name(self) -> str:
         """What the model is called."""
         return self._open().name

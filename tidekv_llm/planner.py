@@ -549,7 +549,7 @@ def _refusal(prediction: Prediction, plan: Plan, needed: int, free: int) -> str:
     return (
         f"{prediction.schedule} needs {format_bytes(needed)} for {plan.prompt_length:,} tokens beside the weights "
         f"({parts}), but {format_bytes(free)} are free on {plan.device}; shorten the prompt, lower chunk_size="
-        f"{plan.config.chunk_size} or kept_tokens={plan.config.kept_tokens}, or see tidekv plan"
+        f"{plan.config.chunk_size} or kept_tokens={plan.config.kept_tokens}"
     )
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from tidekv_apps.budget import (
-    documents_to_send,
-    history_of,
-    memory_problem,
-    predictions,
-    ready_documents,
-)
+from tidekv_apps.budget import Budget
 from tidekv_apps.engines import EnginePool, ModelFacts
+from tidekv_apps.forecast import memory_problem, predictions
+from tidekv_apps.jobs import BusyError, Job, JobQueue
 from tidekv_apps.reader import Reader
+from tidekv_apps.records import Comparison, Turn
+from tidekv_apps.retrieve import choose_pages
 from tidekv_apps.security import plain_error
 from tidekv_apps.settings import MAX_QUESTION_CHARACTERS
-from tidekv_apps.state import BusyError, Comparison, Job, JobQueue, Registry, Session, Turn
+from tidekv_apps.visits import Registry, Visit
 from tidekv_llm.documents.pdf import format_numbers
 from tidekv_llm.errors import Cancelled, ClosedError, ConfigError, ContextOverflowError, DocumentError
 
@@ -39,7 +37,7 @@ class Asker:
     def __init__(self, pool: EnginePool, line: JobQueue, registry: Registry) -> None:
         self._pool, self._line, self._registry = pool, line, registry
 
-    def start(self, session: Session, question: str) -> tuple[Job, Turn]:
+    def start(self, visit: Visit, question: str) -> tuple[Job, Turn]:
         """Check everything that can be checked before any model work, then start.
 
         Raises:
@@ -48,26 +46,26 @@ class Asker:
             ContextOverflowError: the documents do not fit.
             BusyError: the user's last question is not finished, or the queue is full.
         """
-        turn = self._prepare(session, question)
-        job = self._join(session)
-        session.turns.append(turn)
-        session.notice, session.shown_turn = "", None
-        self._run(job, session, lambda: self._answer(session, job, turn), turn)
+        turn = self._prepare(visit, question)
+        job = self._join(visit)
+        visit.turns.append(turn)
+        visit.notice, visit.shown_turn = "", None
+        self._run(job, visit, lambda: self._answer(visit, job, turn), turn)
         return job, turn
 
-    def compare(self, session: Session, turn: Turn, schedule: str) -> Job:
+    def compare(self, visit: Visit, turn: Turn, schedule: str) -> Job:
         """Run another schedule on the prompt of an answer, up to the first token."""
         if turn.answer is None or turn.settings is None:
             raise ConfigError("there is no answer to compare with yet")
         turn.settings.change((turn.model,), schedule=schedule)
-        job = self._join(session)
-        self._run(job, session, lambda: self._compare(job, turn, schedule), None)
+        job = self._join(visit)
+        self._run(job, visit, lambda: self._compare(job, turn, schedule), None)
         return job
 
-    def _join(self, session: Session) -> Job:
-        """A new job of the session, waiting in the line."""
+    def _join(self, visit: Visit) -> Job:
+        """A new job of the visit, waiting in the line."""
         job = Job()
-        session.begin(job)
+        visit.begin(job)
         try:
             self._line.join(job)
         except BusyError:
@@ -77,7 +75,7 @@ class Asker:
 
     # --- checks -----------------------------------------------------------------------------------------
 
-    def _prepare(self, session: Session, question: str) -> Turn:
+    def _prepare(self, visit: Visit, question: str) -> Turn:
         question = question.strip() if isinstance(question, str) else ""
         if not question:
             raise ConfigError("the question is empty; write what you want to know")
@@ -85,42 +83,42 @@ class Asker:
             raise ConfigError(
                 f"a question may have {MAX_QUESTION_CHARACTERS:,} characters; this one has {len(question):,}"
             )
-        facts = self._facts(session)
-        _check_documents(session)
-        budget = session.counter.count(session, facts, question)
+        facts = self._facts(visit)
+        _check_documents(visit)
+        budget = visit.budget(facts, question)
         if budget is None:
             raise DocumentError("there is no document to ask about; add one first")
-        documents = documents_to_send(session, budget, question)
-        if not documents or (not budget.fits and not session.settings.retrieval):
+        documents = _documents_to_send(visit, budget, question)
+        if not documents or (not budget.fits and not visit.settings.retrieval):
             raise ContextOverflowError(
                 f"{budget.total:,} tokens do not fit the context window of {budget.limit:,}; choose pages, "
                 "or switch on best pages",
                 prompt_tokens=budget.total,
                 limit=budget.limit,
             )
-        problem = memory_problem(facts, min(budget.total, budget.limit), session.settings)
+        problem = memory_problem(facts, min(budget.total, budget.limit), visit.settings)
         if problem:
             raise ConfigError(problem)
-        last = session.turns[-1] if session.turns else None
+        last = visit.turns[-1] if visit.turns else None
         turn = Turn(
             question=question,
             documents=tuple(documents),
-            entry_keys=tuple(_key_of(session, document) for document in documents),
+            entry_keys=tuple(_key_of(visit, document) for document in documents),
             sent=_sent(documents),
-            model=session.settings.model,
-            settings=session.settings,
+            model=visit.settings.model,
+            settings=visit.settings,
         )
-        turn.document_changed = last is not None and not session.settings.retrieval and _hashes(last) != _hashes(turn)
+        turn.document_changed = last is not None and not visit.settings.retrieval and _hashes(last) != _hashes(turn)
         return turn
 
-    def _facts(self, session: Session) -> ModelFacts:
+    def _facts(self, visit: Visit) -> ModelFacts:
         if not self._pool.ready.wait(600):
             raise BusyError("the model is still loading; try again in a minute")
         if self._pool.error is not None:
             raise self._pool.error
-        facts = self._pool.facts(session.settings.model)
+        facts = self._pool.facts(visit.settings.model)
         # Another model is loaded for its tokenizer and limits when it is first asked.
-        return facts or self._load(session.settings.model)
+        return facts or self._load(visit.settings.model)
 
     def _load(self, model: str) -> ModelFacts:
         job = Job()
@@ -133,30 +131,30 @@ class Asker:
 
     # --- work -------------------------------------------------------------------------------------------
 
-    def _run(self, job: Job, session: Session, work: Callable[[], None], turn: Turn | None) -> None:
+    def _run(self, job: Job, visit: Visit, work: Callable[[], None], turn: Turn | None) -> None:
         def body() -> None:
             try:
                 with self._line.turn(job):
                     work()
             except (Cancelled, ClosedError) as error:
-                _end(turn, "stopped", "" if isinstance(error, Cancelled) else "the session was closed")
+                _end(turn, "stopped", "" if isinstance(error, Cancelled) else "the visit was closed")
             except Exception as error:
                 message = plain_error(error)
                 _end(turn, "failed", message)
                 if turn is None:
-                    session.notice = message
-                session.drop_reader()
+                    visit.notice = message
+                visit.drop_reader()
             finally:
                 job.finished.set()
 
         threading.Thread(target=body, name="tidekv-ask", daemon=True).start()
 
-    def _answer(self, session: Session, job: Job, turn: Turn) -> None:
+    def _answer(self, visit: Visit, job: Job, turn: Turn) -> None:
         settings = turn.settings
         assert settings is not None
         job.show("Preparing", f"{turn.model}, {turn.sent}")
-        reader = self._reader(session, turn)
-        history = history_of(session)
+        reader = self._reader(visit, turn)
+        history = visit.history()
         answer = reader.ask(
             turn.question,
             history,
@@ -169,22 +167,22 @@ class Asker:
         facts = self._pool.facts(turn.model)
         if facts is not None:
             turn.predictions = predictions(facts, answer.prompt_tokens, settings, answer.metrics.chunk_size)
-        if session.closed:
-            session.drop_reader()
-        self._registry.trim_stores(keep=session)
+        if visit.closed:
+            visit.drop_reader()
+        self._registry.trim_stores(keep=visit)
 
-    def _reader(self, session: Session, turn: Turn) -> Reader:
-        """The session's reader if documents and settings are the same, else a new one."""
+    def _reader(self, visit: Visit, turn: Turn) -> Reader:
+        """The visit's reader if documents and settings are the same, else a new one."""
         settings = turn.settings
         assert settings is not None
         key = (*_hashes(turn), settings.model, settings.context_window, settings.prefill())
-        with session.lock:
-            if session.reader is not None and session.reader.key == key:
-                return session.reader
-        session.drop_reader()
+        with visit.lock:
+            if visit.reader is not None and visit.reader.key == key:
+                return visit.reader
+        visit.drop_reader()
         reader = Reader(self._pool.engine(settings), turn.documents, key)
-        with session.lock:
-            session.reader = reader
+        with visit.lock:
+            visit.reader = reader
         return reader
 
     def _compare(self, job: Job, turn: Turn, schedule: str) -> None:
@@ -222,19 +220,30 @@ def _end(turn: Turn | None, state: str, error: str) -> None:
         turn.state, turn.error = state, error  # type: ignore[assignment]
 
 
-def _check_documents(session: Session) -> None:
-    waiting = [entry.name for entry in session.entries if entry.state in ("reading", "locked")]
+def _check_documents(visit: Visit) -> None:
+    waiting = [entry.name for entry in visit.entries if entry.state in ("reading", "locked")]
     if waiting:
-        state = "is still being read" if any(e.state == "reading" for e in session.entries) else "needs its password"
+        state = "is still being read" if any(e.state == "reading" for e in visit.entries) else "needs its password"
         raise DocumentError(f"{waiting[0]} {state}; wait, unlock it or remove it")
-    if not ready_documents(session):
+    if not visit.ready_documents():
         raise DocumentError("there is no document to ask about; add one first")
 
 
-def _key_of(session: Session, document: Document) -> str:
+def _documents_to_send(visit: Visit, budget: Budget, question: str) -> list[Document]:
+    """All ready documents, or their best pages where retrieval is on and needed."""
+    documents = visit.ready_documents()
+    if budget.fits or not visit.settings.retrieval:
+        return documents
+    # The question is counted already; a page marker may take a token more once fewer files are named.
+    pages = sum(budget.page_tokens.values())
+    room = pages - (budget.total - budget.limit) - 16
+    return choose_pages(documents, question, budget.page_tokens, room)
+
+
+def _key_of(visit: Visit, document: Document) -> str:
     """The file that a selection of pages came from: selecting keeps the very page objects."""
     first = document.pages[0]
-    for entry in session.entries:
+    for entry in visit.entries:
         if entry.document is not None and any(page is first for page in entry.document.pages):
             return entry.key
     return ""

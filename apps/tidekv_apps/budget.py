@@ -1,24 +1,15 @@
-"""Whether a question fits, before it is asked: exact token counts, and the planner's memory."""
+"""Whether a question fits the context window, before it is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidekv_apps.engines import ModelFacts
-from tidekv_apps.retrieve import choose_pages
 from tidekv_apps.settings import AskSettings
-from tidekv_llm import planner
 from tidekv_llm.documents import Document, build_prompt
-from tidekv_llm.errors import TideKVError
-from tidekv_llm.memory import available_bytes
-from tidekv_llm.sizes import format_bytes
 
-if TYPE_CHECKING:
-    from tidekv_apps.state import Session
-
-COMPARED = ("tidekv", "post-prefill", "one-shot")
 _ANY_QUESTION = "?"
 
 
@@ -63,17 +54,22 @@ class BudgetCounter:
         self._document = 0
         self._key: tuple[Any, ...] = ()
 
-    def count(self, session: Session, facts: ModelFacts, question: str) -> Budget | None:
-        """The next question's budget; None without a document that is ready."""
-        documents = ready_documents(session)
+    def count(
+        self,
+        documents: Sequence[Document],
+        history: Sequence[tuple[str, str]],
+        settings: AskSettings,
+        facts: ModelFacts,
+        question: str,
+    ) -> Budget | None:
+        """The next question's budget; None without a document."""
         if not documents:
             return None
-        settings = session.settings
         tokens = self._page_tokens(documents, facts)
         limit = min(facts.context_window, settings.context_window or facts.context_window)
         return Budget(
             document=self._document,
-            history=_history_tokens(session, facts),
+            history=_history_tokens(history, facts),
             question=_plain_tokens(facts, question),
             answer=settings.max_new_tokens,
             limit=limit,
@@ -97,72 +93,6 @@ def _plain_tokens(facts: ModelFacts, text: str) -> int:
     return len(facts.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _history_tokens(session: Session, facts: ModelFacts) -> int:
+def _history_tokens(history: Sequence[tuple[str, str]], facts: ModelFacts) -> int:
     # A turn's own tokens and the few that the chat template puts around question and answer.
-    turns = history_of(session)
-    return sum(_plain_tokens(facts, part) + 8 for turn in turns for part in turn)
-
-
-def history_of(session: Session) -> list[tuple[str, str]]:
-    """Earlier questions and answers about the documents as they are now."""
-    turns: list[tuple[str, str]] = []
-    for turn in session.turns:
-        if turn.document_changed:
-            turns.clear()
-        if turn.state == "done" and turn.answer is not None:
-            turns.append((turn.question, turn.text))
-    return turns
-
-
-def ready_documents(session: Session) -> list[Document]:
-    """The selected pages of every file that was read."""
-    return [document for entry in session.entries if (document := entry.selected()) is not None]
-
-
-def documents_to_send(session: Session, budget: Budget, question: str) -> list[Document]:
-    """All ready documents, or their best pages where retrieval is on and needed."""
-    documents = ready_documents(session)
-    if budget.fits or not session.settings.retrieval:
-        return documents
-    # The question is counted already; a page marker may take a token more once fewer files are named.
-    pages = sum(budget.page_tokens.values())
-    room = pages - (budget.total - budget.limit) - 16
-    return choose_pages(documents, question, budget.page_tokens, room)
-
-
-# --- memory ---------------------------------------------------------------------------------------------
-
-
-def predict(facts: ModelFacts, tokens: int, settings: AskSettings, schedule: str, chunk: int = 0) -> dict[str, int]:
-    """The planner's components of one schedule at its peak, in bytes; empty where it knows none."""
-    config = settings.prefill()
-    chunk = chunk or planner.choose_chunk_size(facts.shape, tokens, config, facts.device)
-    config = config.replace(chunk_size=chunk, schedule="tidekv")
-    if schedule not in planner.SCHEDULES:
-        return {}
-    plan = planner.Plan(facts.shape, tokens, config, device=facts.device, reserve=settings.max_new_tokens)
-    return dict(planner.predict(schedule, plan).at_peak)
-
-
-def predictions(facts: ModelFacts, tokens: int, settings: AskSettings, chunk: int = 0) -> dict[str, dict[str, int]]:
-    """Components of the schedules that every answer is compared with."""
-    found = {schedule: predict(facts, tokens, settings, schedule, chunk) for schedule in COMPARED}
-    return {schedule: parts for schedule, parts in found.items() if parts}
-
-
-def memory_problem(facts: ModelFacts, tokens: int, settings: AskSettings) -> str:
-    """Why the settings cannot run for so many tokens, with the planner's numbers; empty if they can."""
-    try:
-        parts = predict(facts, tokens, settings, settings.schedule)
-    except TideKVError as error:
-        return str(error)
-    needed = sum(size for name, size in parts.items() if name != "weights")
-    free = available_bytes(facts.device)
-    if needed <= free:
-        return ""
-    largest = sorted((size, name) for name, size in parts.items() if name != "weights")[-2:]
-    named = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for size, name in reversed(largest))
-    return (
-        f"{settings.schedule} needs {format_bytes(needed)} beside the weights for {tokens:,} tokens ({named}), "
-        f"but {format_bytes(free)} are free; lower chunk size or kept tokens, or choose fewer pages"
-    )
+    return sum(_plain_tokens(facts, part) + 8 for turn in history for part in turn)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tidekv_apps.settings import AppOptions, AskSettings
 
 if TYPE_CHECKING:
+    import torch
+
     from tidekv_llm.engine import TideKV
     from tidekv_llm.shapes import ModelShape
 
@@ -23,14 +25,14 @@ class ModelFacts:
         tokenizer: counts tokens for the budget bar.
         shape: dimensions, for the planner.
         context_window: most tokens it can take.
-        device: ``"cpu"`` or ``"cuda"``.
+        devices: where it runs, such as ``cuda:1``; several for a model that is spread.
     """
 
     name: str
     tokenizer: Any
     shape: ModelShape
     context_window: int
-    device: str
+    devices: tuple[torch.device, ...]
 
 
 class EnginePool:
@@ -111,4 +113,4 @@ class EnginePool:
 
 
 def _facts(name: str, engine: TideKV) -> ModelFacts:
-    return ModelFacts(name, engine.tokenizer, engine.shape, engine.context_window, engine.device.type)
+    return ModelFacts(name, engine.tokenizer, engine.shape, engine.context_window, engine.devices)

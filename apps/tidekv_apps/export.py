@@ -10,12 +10,13 @@ from tidekv_llm.console import answer_as_dict
 from tidekv_llm.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from tidekv_apps.state import Session, Turn
+    from tidekv_apps.records import Turn
+    from tidekv_apps.visits import Visit
 
 
-def as_json(session: Session) -> str:
+def as_json(visit: Visit) -> str:
     """All turns, with documents, citations, metrics, predictions and comparison runs."""
-    data = {"documents": [_document(entry) for entry in session.entries], "turns": [_turn(t) for t in session.turns]}
+    data = {"documents": [_document(entry) for entry in visit.entries], "turns": [_turn(t) for t in visit.turns]}
     return json.dumps(data, ensure_ascii=False, indent=2)
 
 
@@ -49,9 +50,10 @@ def _turn(turn: Turn) -> dict[str, Any]:
     if turn.answer is None:
         return {**data, "answer": turn.text}
     answer = turn.answer
-    spans = answer.prompt.spans
-    kept = getattr(answer, "page_strip", ())
-    strip = [{"document": s.document, "page": s.page, "kept": n} for s, n in zip(spans, kept, strict=False)]
+    strip = [
+        {"document": span.document, "page": span.page, "kept": kept}
+        for span, kept in zip(answer.prompt.spans, answer.page_strip, strict=False)
+    ]
     return {
         **data,
         **answer_as_dict(answer, turn.model),
@@ -61,10 +63,10 @@ def _turn(turn: Turn) -> dict[str, Any]:
     }
 
 
-def as_markdown(session: Session) -> str:
+def as_markdown(visit: Visit) -> str:
     """The conversation to read, with a line of figures under each answer."""
-    parts = ["# Questions about " + (", ".join(_plain(e.name) for e in session.entries) or "no document"), ""]
-    for turn in session.turns:
+    parts = ["# Questions about " + (", ".join(_plain(e.name) for e in visit.entries) or "no document"), ""]
+    for turn in visit.turns:
         parts += [f"## {_plain(turn.question)}", "", _plain(turn.text) or f"({turn.state}) {turn.error}".strip(), ""]
         if turn.answer is not None:
             parts += [*_citations(turn), _figures(turn), ""]

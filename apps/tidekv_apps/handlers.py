@@ -6,27 +6,32 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidekv_apps import export, ingest, panels, viewer
 from tidekv_apps.ask import Asker
-from tidekv_apps.budget import Budget, memory_problem
+from tidekv_apps.budget import Budget
 from tidekv_apps.engines import EnginePool
+from tidekv_apps.forecast import memory_problem
+from tidekv_apps.jobs import BusyError, Job, JobQueue
 from tidekv_apps.security import OWNER_COOKIE, plain_error
 from tidekv_apps.settings import AppOptions, AskSettings
-from tidekv_apps.state import BusyError, Job, JobQueue, Registry, Session, SessionClosedError
+from tidekv_apps.visits import Registry, Visit, VisitClosedError
 from tidekv_llm.errors import ConfigError
+
+if TYPE_CHECKING:
+    import gradio as gr
 
 POLL_SECONDS = 0.1
 SAMPLE = Path(__file__).parent / "samples" / "lighthouse.pdf"
 
 
 class Services:
-    """One of each: models, queue, sessions.
+    """One of each: models, queue, visits.
 
     Args:
         options: how the app was started.
-        folder: the private folder for uploads and sessions.
+        folder: the private folder for uploads and visits.
     """
 
     def __init__(self, options: AppOptions, folder: Path) -> None:
@@ -44,7 +49,7 @@ class Services:
         return AskSettings(model=self.options.models[0])
 
     def start(self) -> None:
-        """Load the first model and begin to look for idle sessions."""
+        """Load the first model and begin to look for idle visits."""
         self.pool.start()
         threading.Thread(target=self._sweep, name="tidekv-sweep", daemon=True).start()
 
@@ -58,48 +63,46 @@ class Services:
         while not self._stopped.wait(min(30.0, self.options.limits.idle_seconds)):
             self.registry.sweep()
 
-    def session(self, request: Any) -> Session:
-        """The caller's session; nobody else's cookie opens it."""
+    def visit(self, request: gr.Request) -> Visit:
+        """The caller's visit; nobody else's cookie opens it."""
         key, owner = identity(request)
         return self.registry.get(key, owner)
 
 
-def identity(request: Any) -> tuple[str, str]:
-    """Session key and owner of a Gradio request."""
-    session_hash = getattr(request, "session_hash", None)
-    if not session_hash:
-        raise SessionClosedError("this request has no session; reload the page")
-    user = getattr(request, "username", None) or ""
-    inner = getattr(request, "request", None)
-    cookie = inner.cookies.get(OWNER_COOKIE, "") if inner is not None else ""
-    return f"{user}\0{session_hash}", f"{user}\0{cookie}"
+def identity(request: gr.Request) -> tuple[str, str]:
+    """Visit key and owner of a Gradio request."""
+    if not request.session_hash:
+        raise VisitClosedError("this request has no session; reload the page")
+    user, web = request.username or "", request.request
+    cookie = web.cookies.get(OWNER_COOKIE, "") if web is not None else ""
+    return f"{user}\0{request.session_hash}", f"{user}\0{cookie}"
 
 
 # --- what the page shows --------------------------------------------------------------------------------
 
 
-def budget_of(services: Services, session: Session, question: str = "") -> Budget | None:
+def budget_of(services: Services, visit: Visit, question: str = "") -> Budget | None:
     """The next question's budget; None while the model is not there or nothing can be asked about."""
-    facts = services.pool.facts(session.settings.model)
-    if facts is None or any(entry.state in ("reading", "locked") for entry in session.entries):
+    facts = services.pool.facts(visit.settings.model)
+    if facts is None or any(entry.state in ("reading", "locked") for entry in visit.entries):
         return None
-    return session.counter.count(session, facts, question if isinstance(question, str) else "")
+    return visit.budget(facts, question if isinstance(question, str) else "")
 
 
-def problem_of(services: Services, session: Session, budget: Budget | None) -> str:
+def problem_of(services: Services, visit: Visit, budget: Budget | None) -> str:
     """Why the settings cannot run, if they cannot."""
-    if session.settings_error:
-        return session.settings_error
-    facts = services.pool.facts(session.settings.model)
+    if visit.settings_error:
+        return visit.settings_error
+    facts = services.pool.facts(visit.settings.model)
     if budget is None or facts is None:
         return ""
-    return memory_problem(facts, min(budget.total, budget.limit), session.settings)
+    return memory_problem(facts, min(budget.total, budget.limit), visit.settings)
 
 
-def can_ask(session: Session, budget: Budget | None, problem: str) -> bool:
+def can_ask(visit: Visit, budget: Budget | None, problem: str) -> bool:
     """Whether the Ask button works."""
-    running = session.job is not None and not session.job.finished.is_set() and not session.job.cancel.is_set()
-    return budget is not None and not problem and not running and (budget.fits or session.settings.retrieval)
+    running = visit.job is not None and not visit.job.finished.is_set() and not visit.job.cancel.is_set()
+    return budget is not None and not problem and not running and (budget.fits or visit.settings.retrieval)
 
 
 def status_line(services: Services) -> str:
@@ -147,82 +150,82 @@ async def changes(job: Job) -> AsyncIterator[None]:
             job.cancel.set()
 
 
-def begin_reading(session: Session) -> Job:
-    """A job for reading files; one at a time per session."""
-    with session.lock:
-        if session.reading is not None and not session.reading.finished.is_set():
+def begin_reading(visit: Visit) -> Job:
+    """A job for reading files; one at a time per visit."""
+    with visit.lock:
+        if visit.reading is not None and not visit.reading.finished.is_set():
             raise BusyError("files of yours are being read; wait for them or stop them")
-        session.reading = Job()
-        return session.reading
+        visit.reading = Job()
+        return visit.reading
 
 
-async def read_files(services: Services, session: Session, paths: Sequence[str]) -> AsyncIterator[None]:
+async def read_files(services: Services, visit: Visit, paths: Sequence[str]) -> AsyncIterator[None]:
     """Admit and read uploaded files, with a yield per change."""
-    session.notice = ""
-    job = begin_reading(session)
-    task = ingest.Ingest(session, services.uploads, services.options.limits)
+    visit.notice = ""
+    job = begin_reading(visit)
+    task = ingest.Ingest(visit, services.uploads, services.options.limits)
 
     def body() -> None:
         entries = task.admit(paths)
         with services.reading:
             task.read(entries, job)
-        count_now(services, session)
+        count_now(services, visit)
 
     errors: list[str] = []
     async for _ in work(job, body, errors):
         yield
-    session.notice = errors[0] if errors else session.notice
+    visit.notice = errors[0] if errors else visit.notice
 
 
-def count_now(services: Services, session: Session) -> None:
+def count_now(services: Services, visit: Visit) -> None:
     """Count tokens here, in the reading thread, so that the page does not wait for it later."""
     services.pool.ready.wait(600)
-    budget_of(services, session)
+    budget_of(services, visit)
 
 
-async def read_sample(services: Services, session: Session) -> AsyncIterator[None]:
+async def read_sample(services: Services, visit: Visit) -> AsyncIterator[None]:
     """Read the example that comes with the app."""
-    if any(entry.name == SAMPLE.name and entry.state == "ready" for entry in session.entries):
+    if any(entry.name == SAMPLE.name and entry.state == "ready" for entry in visit.entries):
         return
-    copy = services.uploads / session.folder.name / SAMPLE.name
+    copy = services.uploads / visit.folder.name / SAMPLE.name
     copy.parent.mkdir(mode=0o700, exist_ok=True)
     copy.write_bytes(SAMPLE.read_bytes())
-    async for _ in read_files(services, session, [str(copy)]):
+    async for _ in read_files(services, visit, [str(copy)]):
         yield
 
 
-async def unlock(services: Services, session: Session, key: str, password: str) -> AsyncIterator[None]:
+async def unlock(services: Services, visit: Visit, key: str, password: str) -> AsyncIterator[None]:
     """Try the password of an encrypted file."""
-    job = begin_reading(session)
-    task = ingest.Ingest(session, services.uploads, services.options.limits)
+    job = begin_reading(visit)
+    task = ingest.Ingest(visit, services.uploads, services.options.limits)
     errors: list[str] = []
     async for _ in work(job, lambda: task.unlock(key, password, job), errors):
         yield
-    session.notice = errors[0] if errors else ""
+    visit.notice = errors[0] if errors else ""
 
 
-def act(services: Services, session: Session, name: str, argument: str, value: str) -> None:
+def act(services: Services, visit: Visit, name: str, argument: str, value: str) -> None:
     """A click inside one of the panels.
 
     Raises:
         ConfigError: no such action.
         TideKVError: the action cannot be done.
     """
-    session.notice = ""
+    visit.notice = ""
     actions: dict[str, Callable[[], object]] = {
-        "remove": lambda: ingest.remove(session, argument),
-        "up": lambda: ingest.move(session, argument, -1),
-        "down": lambda: ingest.move(session, argument, 1),
-        "pages": lambda: ingest.set_pages(session, argument, value),
-        "restore": lambda: ingest.restore(session),
-        "stop-reading": session.stop,
-        "cite": lambda: viewer.open_citation(session, argument),
-        "strip": lambda: viewer.open_strip(session, argument),
-        "text": lambda: _open_text(services, session, argument, 0),
-        "text-at": lambda: _open_text(services, session, *_key_and_start(argument)),
-        "close-viewer": lambda: setattr(session, "viewer", None),
-        "figures": lambda: setattr(session, "shown_turn", argument),
-        "layers": lambda: setattr(session, "by_layer", not session.by_layer),
+        "remove": lambda: ingest.remove(visit, argument),
+        "up": lambda: ingest.move(visit, argument, -1),
+        "down": lambda: ingest.move(visit, argument, 1),
+        "pages": lambda: ingest.set_pages(visit, argument, value),
+        "restore": lambda: ingest.restore(visit),
+        "stop-reading": visit.stop,
+        "cite": lambda: viewer.open_citation(visit, argument),
+        "strip": lambda: viewer.open_strip(visit, argument),
+        "text": lambda: _open_text(services, visit, argument, 0),
+        "text-at": lambda: _open_text(services, visit, *_key_and_start(argument)),
+        "close-viewer": lambda: setattr(visit, "viewer", None),
+        "figures": lambda: setattr(visit, "shown_turn", argument),
+        "layers": lambda: setattr(visit, "by_layer", not visit.by_layer),
     }
     if name not in actions:
         raise ConfigError("that button does nothing here")
@@ -234,29 +237,29 @@ def _key_and_start(argument: str) -> tuple[str, int]:
     return key, int(start[:9]) if start.isdecimal() else 0
 
 
-def _open_text(services: Services, session: Session, key: str, start: int) -> None:
-    budget = budget_of(services, session)
-    ready = [entry for entry in session.entries if entry.document is not None]
+def _open_text(services: Services, visit: Visit, key: str, start: int) -> None:
+    budget = budget_of(services, visit)
+    ready = [entry for entry in visit.entries if entry.document is not None]
     at = next((at for at, entry in enumerate(ready) if entry.key == key), -1)
     tokens = {page: n for (document, page), n in budget.page_tokens.items() if document == at} if budget else {}
-    viewer.open_text(session, key, tokens, start)
+    viewer.open_text(visit, key, tokens, start)
 
 
 # --- settings and export --------------------------------------------------------------------------------
 
 
-def change_settings(services: Services, session: Session, changes: dict[str, Any]) -> None:
+def change_settings(services: Services, visit: Visit, changes: dict[str, Any]) -> None:
     """Apply settings to the next question; impossible ones are refused and named."""
     try:
-        session.settings = session.settings.change(services.options.models, **changes)
-        session.settings_error = ""
+        visit.settings = visit.settings.change(services.options.models, **changes)
+        visit.settings_error = ""
     except ConfigError as error:
-        session.settings_error = str(error)
+        visit.settings_error = str(error)
         raise
 
 
-def exported(session: Session, kind: str) -> str:
+def exported(visit: Visit, kind: str) -> str:
     """The conversation as ``markdown`` or ``json``."""
     if kind not in ("markdown", "json"):
         raise ConfigError("the export is 'markdown' or 'json'")
-    return export.as_json(session) if kind == "json" else export.as_markdown(session)
+    return export.as_json(visit) if kind == "json" else export.as_markdown(visit)

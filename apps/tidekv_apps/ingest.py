@@ -1,4 +1,4 @@
-"""From uploaded files to documents: checked, copied to the session's own folder, read in a limited process."""
+"""From uploaded files to documents: checked, copied to the visit's own folder, read in a limited process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tidekv_apps.jobs import BusyError, Job
+from tidekv_apps.records import Entry
 from tidekv_apps.security import check_upload_path, plain_error, safe_name
 from tidekv_apps.settings import Limits
-from tidekv_apps.state import BusyError, Entry, Job, Session
+from tidekv_apps.visits import Visit
 from tidekv_llm.documents import Document, PdfLimits
 from tidekv_llm.errors import Cancelled, DocumentError, EncryptedDocumentError, TideKVError
 
@@ -32,13 +34,13 @@ class Ingest:
     """Reads what a user uploaded.
 
     Args:
-        session: whose.
+        visit: whose.
         uploads: Gradio's upload folder.
         limits: sizes.
     """
 
-    def __init__(self, session: Session, uploads: Path, limits: Limits) -> None:
-        self._session, self._uploads, self._limits = session, uploads, limits
+    def __init__(self, visit: Visit, uploads: Path, limits: Limits) -> None:
+        self._visit, self._uploads, self._limits = visit, uploads, limits
 
     def admit(self, paths: Sequence[str]) -> list[Entry]:
         """Check and copy the files, and list them; nothing is read yet.
@@ -54,31 +56,31 @@ class Ingest:
             raise
 
     def _admit(self, paths: Sequence[str]) -> list[Entry]:
-        session, limits = self._session, self._limits
+        visit, limits = self._visit, self._limits
         real = [check_upload_path(path, self._uploads) for path in paths]
         if not real:
             raise DocumentError("no file was chosen; choose a PDF, text or Markdown file")
-        if len(session.entries) + len(real) > limits.files:
+        if len(visit.entries) + len(real) > limits.files:
             raise DocumentError(f"a conversation takes {limits.files} files; remove some first")
         sizes = [file.stat().st_size for file in real]
         if max(sizes) > limits.file_bytes:
             raise DocumentError(f"a file may have {limits.file_bytes >> 20} MiB; split the larger one")
-        held = sum(entry.path.stat().st_size for entry in session.entries if entry.path.exists())
-        if held + sum(sizes) > limits.session_bytes:
-            raise DocumentError(f"all files together may have {limits.session_bytes >> 20} MiB; remove some first")
+        held = sum(entry.path.stat().st_size for entry in visit.entries if entry.path.exists())
+        if held + sum(sizes) > limits.visit_bytes:
+            raise DocumentError(f"all files together may have {limits.visit_bytes >> 20} MiB; remove some first")
         entries = [self._copy(file) for file in real]
-        fresh = _without_doubles(session, entries)
-        with session.lock:
-            session.entries += fresh
+        fresh = _without_doubles(visit, entries)
+        with visit.lock:
+            visit.entries += fresh
         if not fresh:
-            session.notice = "That file is listed already; it was not read twice."
+            visit.notice = "That file is listed already; it was not read twice."
         return fresh
 
     def _copy(self, file: Path) -> Entry:
-        """Into the session's own folder, under its hash: the uploaded name never names a file."""
+        """Into the visit's own folder, under its hash: the uploaded name never names a file."""
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        target = self._session.folder / digest
+        target = self._visit.folder / digest
         if not target.exists():
             shutil.copyfile(file, target)
             target.chmod(0o600)
@@ -92,11 +94,11 @@ class Ingest:
         """
         for entry in entries:
             self.read_one(entry, job)
-        session = self._session
-        with session.lock:
-            session.viewer = None
+        visit = self._visit
+        with visit.lock:
+            visit.viewer = None
             if entries and all(entry.state == "failed" for entry in entries):
-                self._park(others=[entry for entry in session.entries if entry not in entries])
+                self._park(others=[entry for entry in visit.entries if entry not in entries])
 
     def read_one(self, entry: Entry, job: Job, password: str | None = None) -> None:
         """Read one file, counting its pages on the way."""
@@ -132,58 +134,58 @@ class Ingest:
 
     def unlock(self, key: str, password: str, job: Job) -> None:
         """Try a password."""
-        entry = self._session.entry(key)
+        entry = self._visit.entry(key)
         if entry.state != "locked":
             raise DocumentError(f"{entry.name} needs no password")
         self.read_one(entry, job, password[:256])
 
     def _park_all(self) -> None:
-        with self._session.lock:
-            self._park(list(self._session.entries))
+        with self._visit.lock:
+            self._park(list(self._visit.entries))
 
     def _park(self, others: Sequence[Entry]) -> None:
         """Take documents out of the conversation, so that no answer comes from them by mistake."""
-        session = self._session
+        visit = self._visit
         ready = [entry for entry in others if entry.state == "ready"]
-        session.entries = [entry for entry in session.entries if entry not in others]
-        session.parked = ready or session.parked
-        session.drop_reader()
+        visit.entries = [entry for entry in visit.entries if entry not in others]
+        visit.parked = ready or visit.parked
+        visit.drop_reader()
 
 
-def restore(session: Session) -> None:
+def restore(visit: Visit) -> None:
     """Bring back the documents that a failed upload had put aside."""
-    with session.lock:
-        session.entries = [*session.parked, *(entry for entry in session.entries if entry.state != "failed")]
-        session.parked = []
+    with visit.lock:
+        visit.entries = [*visit.parked, *(entry for entry in visit.entries if entry.state != "failed")]
+        visit.parked = []
 
 
-def remove(session: Session, key: str) -> None:
+def remove(visit: Visit, key: str) -> None:
     """Take one file out, and delete its copy if no other entry has the same content."""
-    with session.lock:
-        entry = session.entry(key)
-        session.entries.remove(entry)
-        if not any(other.digest == entry.digest for other in (*session.entries, *session.parked)):
+    with visit.lock:
+        entry = visit.entry(key)
+        visit.entries.remove(entry)
+        if not any(other.digest == entry.digest for other in (*visit.entries, *visit.parked)):
             entry.path.unlink(missing_ok=True)
-        session.viewer = None
-    session.drop_reader()
+        visit.viewer = None
+    visit.drop_reader()
 
 
-def move(session: Session, key: str, step: int) -> None:
+def move(visit: Visit, key: str, step: int) -> None:
     """Move one file up (-1) or down (1) in the prompt."""
-    with session.lock:
-        at = session.entries.index(session.entry(key))
-        to = min(max(at + step, 0), len(session.entries) - 1)
-        session.entries.insert(to, session.entries.pop(at))
+    with visit.lock:
+        at = visit.entries.index(visit.entry(key))
+        to = min(max(at + step, 0), len(visit.entries) - 1)
+        visit.entries.insert(to, visit.entries.pop(at))
 
 
-def set_pages(session: Session, key: str, pages: str) -> None:
+def set_pages(visit: Visit, key: str, pages: str) -> None:
     """Send only these pages of a file; empty for all.
 
     Raises:
         ConfigError: not a selection, or beyond the last page.
         BusyError: the file is not read yet.
     """
-    entry = session.entry(key)
+    entry = visit.entry(key)
     if entry.document is None:
         raise BusyError(f"{entry.name} is not read yet")
     wanted = pages.strip()[:500]
@@ -199,12 +201,10 @@ def _is_pdf(path: Path) -> bool:
     return at >= 0 and (not head[:at].strip(b"\xef\xbb\xbf \t\r\n\0") or b"\0" in head[:at])
 
 
-def _without_doubles(session: Session, entries: Sequence[Entry]) -> list[Entry]:
+def _without_doubles(visit: Visit, entries: Sequence[Entry]) -> list[Entry]:
     """Same content under the same name is the same file; a failed or locked one is tried again."""
-    known = {(entry.digest, entry.name) for entry in session.entries if entry.state in ("ready", "reading")}
-    session.entries = [
-        e for e in session.entries if not any(e.digest == n.digest for n in entries) or e.state == "ready"
-    ]
+    known = {(entry.digest, entry.name) for entry in visit.entries if entry.state in ("ready", "reading")}
+    visit.entries = [e for e in visit.entries if not any(e.digest == n.digest for n in entries) or e.state == "ready"]
     fresh: list[Entry] = []
     for entry in entries:
         if (entry.digest, entry.name) not in known:

@@ -10,7 +10,9 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from tidekv_apps.budget import Budget
-from tidekv_apps.state import Entry, Job, Session, Turn
+from tidekv_apps.jobs import Job
+from tidekv_apps.records import Entry, Turn
+from tidekv_apps.visits import Visit
 from tidekv_llm.documents.pdf import format_numbers
 from tidekv_llm.sizes import format_bytes
 
@@ -59,13 +61,13 @@ def notice(text: str, kind: str = "note") -> str:
 # --- documents ------------------------------------------------------------------------------------------
 
 
-def documents_panel(session: Session, reading: Job | None = None) -> str:
+def documents_panel(visit: Visit, reading: Job | None = None) -> str:
     """The list of files with their states, and what was put aside."""
-    rows = "".join(_entry(entry, at, len(session.entries)) for at, entry in enumerate(session.entries))
+    rows = "".join(_entry(entry, at, len(visit.entries)) for at, entry in enumerate(visit.entries))
     empty = '<p class="tk-dim">No document yet. Drop a PDF, text or Markdown file above, or take the example.</p>'
     parts = [f'<ul class="tk-docs">{rows}</ul>' if rows else empty]
-    if session.parked:
-        names = ", ".join(entry.name for entry in session.parked)
+    if visit.parked:
+        names = ", ".join(entry.name for entry in visit.parked)
         parts.append(
             f'<div class="tk-warn">Earlier documents were taken out, so that no answer comes from them: {esc(names)} '
             f"{button('Bring back', 'restore')}</div>"
@@ -179,9 +181,9 @@ def _verdict(budget: Budget, problem: str) -> str:
 # --- conversation ---------------------------------------------------------------------------------------
 
 
-def conversation(session: Session) -> str:
+def conversation(visit: Visit) -> str:
     """All turns but the running one's live part."""
-    if not session.turns:
+    if not visit.turns:
         examples = "".join(
             f"<li>{button(text, 'example', str(at), css='chip')}</li>" for at, text in enumerate(EXAMPLES)
         )
@@ -190,7 +192,7 @@ def conversation(session: Session) -> str:
             "and what it took in time and memory.</p><p>Or ask the lighthouse handbook that comes with the app:</p>"
             f"<ul>{examples}</ul></div>"
         )
-    return "".join(_turn(turn, session.shown_turn) for turn in session.turns)
+    return "".join(_turn(turn, visit.shown_turn) for turn in visit.turns)
 
 
 def _turn(turn: Turn, shown: str | None) -> str:
@@ -268,9 +270,9 @@ def live_panel(job: Job | None) -> str:
 # --- figures --------------------------------------------------------------------------------------------
 
 
-def figures_panel(session: Session) -> str:
+def figures_panel(visit: Visit) -> str:
     """What the chosen answer took."""
-    turn = session.turn(session.shown_turn)
+    turn = visit.turn(visit.shown_turn)
     if turn is None or turn.answer is None:
         return '<p class="tk-dim">Time, memory and kept pages of an answer appear here.</p>'
     metrics = turn.answer.metrics
@@ -280,7 +282,7 @@ def figures_panel(session: Session) -> str:
             _table(metrics),
             _peak(metrics),
             _beside(turn, metrics),
-            _strip(turn, session.by_layer),
+            _strip(turn, visit.by_layer),
             _notes(metrics.notes),
         )
     )

@@ -12,9 +12,10 @@ import gradio as gr
 
 from tidekv_apps import export, handlers, panels
 from tidekv_apps.handlers import Services
+from tidekv_apps.jobs import Job
 from tidekv_apps.security import plain_error
 from tidekv_apps.settings import MAX_QUESTION_CHARACTERS, AskSettings
-from tidekv_apps.state import Job, Session
+from tidekv_apps.visits import Visit
 from tidekv_llm.compress.budgets import HEAD_BUDGETS, LAYER_BUDGETS
 from tidekv_llm.compress.selectors import selector_names
 from tidekv_llm.errors import TideKVError
@@ -160,22 +161,22 @@ class Page:
             self.stop,
         ]
 
-    def view(self, session: Session, question: str = "") -> list[Any]:
+    def view(self, visit: Visit, question: str = "") -> list[Any]:
         """The whole page as it stands."""
-        budget = handlers.budget_of(self.services, session, question)
-        problem = handlers.problem_of(self.services, session, budget)
-        running = session.job is not None and not session.job.finished.is_set()
-        viewer = session.viewer["html"] if session.viewer else ""
+        budget = handlers.budget_of(self.services, visit, question)
+        problem = handlers.problem_of(self.services, visit, budget)
+        running = visit.job is not None and not visit.job.finished.is_set()
+        viewer = visit.viewer["html"] if visit.viewer else ""
         return [
             handlers.status_line(self.services),
-            _panel(panels.documents_panel(session, session.reading)),
+            _panel(panels.documents_panel(visit, visit.reading)),
             _panel(panels.budget_panel(budget, problem)),
-            _panel(panels.conversation(session)),
-            _panel(panels.live_panel(session.job)),
-            _panel(panels.notice(session.notice, "error")),
-            _panel(panels.figures_panel(session)),
+            _panel(panels.conversation(visit)),
+            _panel(panels.live_panel(visit.job)),
+            _panel(panels.notice(visit.notice, "error")),
+            _panel(panels.figures_panel(visit)),
             _panel(viewer),
-            gr.update(interactive=handlers.can_ask(session, budget, problem)),
+            gr.update(interactive=handlers.can_ask(visit, budget, problem)),
             gr.update(interactive=running),
         ]
 
@@ -221,13 +222,13 @@ class Page:
         fields = {**self.settings, "retrieval": self.retrieval}
 
         def apply(request: gr.Request, *values: Any) -> list[Any]:
-            session = self.services.session(request)
+            visit = self.services.visit(request)
             note = "Applies to the next question."
             try:
-                handlers.change_settings(self.services, session, dict(zip(fields, values[:-1], strict=True)))
+                handlers.change_settings(self.services, visit, dict(zip(fields, values[:-1], strict=True)))
             except TideKVError as error:
-                return [panels.notice(str(error), "error"), *self._budget_view(session, values[-1])]
-            return [panels.notice(note), *self._budget_view(session, values[-1])]
+                return [panels.notice(str(error), "error"), *self._budget_view(visit, values[-1])]
+            return [panels.notice(note), *self._budget_view(visit, values[-1])]
 
         gr.on(
             # A Textbox tells of typing by "change" only; nothing but the user changes these.
@@ -239,33 +240,33 @@ class Page:
             **PRIVATE,
         )
 
-    def _budget_view(self, session: Session, question: str) -> list[Any]:
-        budget = handlers.budget_of(self.services, session, question)
-        problem = handlers.problem_of(self.services, session, budget)
-        ready = handlers.can_ask(session, budget, problem)
+    def _budget_view(self, visit: Visit, question: str) -> list[Any]:
+        budget = handlers.budget_of(self.services, visit, question)
+        problem = handlers.problem_of(self.services, visit, budget)
+        ready = handlers.can_ask(visit, budget, problem)
         return [_panel(panels.budget_panel(budget, problem)), gr.update(interactive=ready)]
 
     async def _on_load(self, request: gr.Request) -> AsyncIterator[list[Any]]:
-        session = self.services.session(request)
+        visit = self.services.visit(request)
         while not self.services.pool.ready.is_set():
             yield self.only(status=handlers.status_line(self.services))
             await asyncio.sleep(0.5)
-        yield self.view(session)
+        yield self.view(visit)
 
     def _on_unload(self, request: gr.Request) -> None:
         self.services.registry.close(*handlers.identity(request))
 
     async def _on_upload(self, files: list[str] | None, request: gr.Request) -> AsyncIterator[list[Any]]:
-        session = self.services.session(request)
+        visit = self.services.visit(request)
         try:
-            async for _ in handlers.read_files(self.services, session, files or []):
-                yield [*self.only(documents=_panel(panels.documents_panel(session, session.reading))), gr.skip()]
+            async for _ in handlers.read_files(self.services, visit, files or []):
+                yield [*self.only(documents=_panel(panels.documents_panel(visit, visit.reading))), gr.skip()]
         except TideKVError as error:
-            session.notice = str(error)
-        yield [*self.view(session), None]
+            visit.notice = str(error)
+        yield [*self.view(visit), None]
 
     async def _on_act(self, question: str, event: gr.EventData, request: gr.Request) -> AsyncIterator[list[Any]]:
-        session = self.services.session(request)
+        visit = self.services.visit(request)
         data = event._data if isinstance(event._data, dict) else {}
         name, argument, value = (str(data.get(key, ""))[:2000] for key in ("act", "arg", "value"))
         if not name:
@@ -273,68 +274,68 @@ class Page:
             return
         try:
             if name == "example":
-                async for update in self._example(session, argument, request):
+                async for update in self._example(visit, argument, request):
                     yield update
                 return
             if name == "unlock":
-                async for _ in handlers.unlock(self.services, session, argument, value):
-                    yield self.only(documents=_panel(panels.documents_panel(session, session.reading)))
+                async for _ in handlers.unlock(self.services, visit, argument, value):
+                    yield self.only(documents=_panel(panels.documents_panel(visit, visit.reading)))
             else:
-                await asyncio.to_thread(handlers.act, self.services, session, name, argument, value)
+                await asyncio.to_thread(handlers.act, self.services, visit, name, argument, value)
         except TideKVError as error:
-            session.notice = str(error)
-        yield self.view(session, question)
+            visit.notice = str(error)
+        yield self.view(visit, question)
 
     async def _on_ask(self, question: str, request: gr.Request) -> AsyncIterator[list[Any]]:
-        session = self.services.session(request)
+        visit = self.services.visit(request)
         try:
-            job, _ = await asyncio.to_thread(self.services.asker.start, session, question)
+            job, _ = await asyncio.to_thread(self.services.asker.start, visit, question)
         except Exception as error:
             yield [*self.refusal(error), gr.skip()]
             return
-        yield [*self.view(session), ""]
-        async for update in self._follow(session, job):
+        yield [*self.view(visit), ""]
+        async for update in self._follow(visit, job):
             yield [*update, gr.skip()]
 
-    async def _follow(self, session: Session, job: Job) -> AsyncIterator[list[Any]]:
+    async def _follow(self, visit: Visit, job: Job) -> AsyncIterator[list[Any]]:
         async for _ in handlers.changes(job):
             yield self.only(live=_panel(panels.live_panel(job)))
-        yield self.view(session)
+        yield self.view(visit)
 
-    async def _example(self, session: Session, argument: str, request: gr.Request) -> AsyncIterator[list[Any]]:
+    async def _example(self, visit: Visit, argument: str, request: gr.Request) -> AsyncIterator[list[Any]]:
         """Read the sample document and ask the question of that number."""
         text = panels.EXAMPLES[int(argument) if argument.isdecimal() and int(argument) < len(panels.EXAMPLES) else 0]
-        async for _ in handlers.read_sample(self.services, session):
-            yield self.only(documents=_panel(panels.documents_panel(session, session.reading)))
+        async for _ in handlers.read_sample(self.services, visit):
+            yield self.only(documents=_panel(panels.documents_panel(visit, visit.reading)))
         async for update in self._on_ask(text, request):
             yield update[:-1]
 
     def _on_stop(self, request: gr.Request) -> list[Any]:
-        session = self.services.session(request)
-        session.stop()
+        visit = self.services.visit(request)
+        visit.stop()
         return self.only(stop=gr.update(interactive=False))
 
     def _on_clear(self, request: gr.Request) -> list[Any]:
-        session = self.services.session(request)
-        session.clear()
-        return self.view(session)
+        visit = self.services.visit(request)
+        visit.clear()
+        return self.view(visit)
 
     async def _on_compare(self, schedule: str, request: gr.Request) -> AsyncIterator[list[Any]]:
-        session = self.services.session(request)
+        visit = self.services.visit(request)
         try:
-            turn = session.turn(session.shown_turn)
+            turn = visit.turn(visit.shown_turn)
             if turn is None:
                 raise TideKVError("ask something first: the comparison runs the same prompt")
-            job = await asyncio.to_thread(self.services.asker.compare, session, turn, schedule)
+            job = await asyncio.to_thread(self.services.asker.compare, visit, turn, schedule)
         except Exception as error:
             yield self.refusal(error)
             return
-        yield self.view(session)
-        async for update in self._follow(session, job):
+        yield self.view(visit)
+        async for update in self._follow(visit, job):
             yield update
 
     def _on_typing(self, question: str, request: gr.Request) -> list[Any]:
-        return self._budget_view(self.services.session(request), question)
+        return self._budget_view(self.services.visit(request), question)
 
     # --- named endpoints --------------------------------------------------------------------------------
 
@@ -349,23 +350,23 @@ class Page:
         click(self._api_clear, None, self.api_out, api_name="clear", **PUBLIC)
 
     async def _api_add(self, files: list[str] | None, password: str, request: gr.Request) -> dict[str, Any]:
-        session = self._caller(request)
+        visit = self._caller(request)
         try:
-            async for _ in handlers.read_files(self.services, session, files or []):
+            async for _ in handlers.read_files(self.services, visit, files or []):
                 pass
-            for entry in [entry for entry in session.entries if entry.state == "locked" and password]:
-                async for _ in handlers.unlock(self.services, session, entry.key, password):
+            for entry in [entry for entry in visit.entries if entry.state == "locked" and password]:
+                async for _ in handlers.unlock(self.services, visit, entry.key, password):
                     pass
         except Exception as error:
             raise _refused(error) from None
-        if session.notice:
-            raise gr.Error(session.notice)
-        return self._listing(session)
+        if visit.notice:
+            raise gr.Error(visit.notice)
+        return self._listing(visit)
 
     async def _api_ask(self, question: str, request: gr.Request) -> dict[str, Any]:
-        session = self._caller(request)
+        visit = self._caller(request)
         try:
-            job, turn = await asyncio.to_thread(self.services.asker.start, session, question)
+            job, turn = await asyncio.to_thread(self.services.asker.start, visit, question)
         except Exception as error:
             raise _refused(error) from None
         async for _ in handlers.changes(job):
@@ -375,12 +376,12 @@ class Page:
         return export.turn_as_dict(turn)
 
     def _api_settings(self, changes: dict[str, Any] | None, request: gr.Request) -> dict[str, Any]:
-        session = self._caller(request)
+        visit = self._caller(request)
         try:
-            handlers.change_settings(self.services, session, changes or {})
+            handlers.change_settings(self.services, visit, changes or {})
         except Exception as error:
             raise _refused(error) from None
-        return vars(session.settings)
+        return vars(visit.settings)
 
     def _api_documents(self, request: gr.Request) -> dict[str, Any]:
         return self._listing(self._caller(request))
@@ -396,25 +397,25 @@ class Page:
         return {"stopped": True}
 
     def _api_clear(self, request: gr.Request) -> dict[str, Any]:
-        session = self._caller(request)
-        session.clear()
-        return self._listing(session)
+        visit = self._caller(request)
+        visit.clear()
+        return self._listing(visit)
 
-    def _caller(self, request: gr.Request) -> Session:
+    def _caller(self, request: gr.Request) -> Visit:
         try:
-            return self.services.session(request)
+            return self.services.visit(request)
         except TideKVError as error:
             raise _refused(error) from None
 
-    def _listing(self, session: Session) -> dict[str, Any]:
-        data: dict[str, Any] = json.loads(export.as_json(session))
-        budget = handlers.budget_of(self.services, session)
+    def _listing(self, visit: Visit) -> dict[str, Any]:
+        data: dict[str, Any] = json.loads(export.as_json(visit))
+        budget = handlers.budget_of(self.services, visit)
         tokens = None if budget is None else {"total": budget.total, "limit": budget.limit, "fits": budget.fits}
-        return {"documents": data["documents"], "budget": tokens, "warnings": _left_out(session)}
+        return {"documents": data["documents"], "budget": tokens, "warnings": _left_out(visit)}
 
 
-def _left_out(session: Session) -> list[str]:
-    return [f"{entry.name}: {line}" for entry in session.entries if (line := panels.excluded(entry))]
+def _left_out(visit: Visit) -> list[str]:
+    return [f"{entry.name}: {line}" for entry in visit.entries if (line := panels.excluded(entry))]
 
 
 def _refused(error: BaseException) -> gr.Error:
@@ -431,13 +432,13 @@ def _panel(html: str) -> str:
     return f'<div class="tk">{html}</div>' if html else ""
 
 
-def _nobody() -> Session:
-    """What a page shows before its session is known."""
-    return Session("", Path(), AskSettings(model=""))
+def _nobody() -> Visit:
+    """What a page shows before its visit is known."""
+    return Visit("", Path(), AskSettings(model=""))
 
 
 def _exporter(page: Page, kind: str) -> Any:
     def run(request: gr.Request) -> str:
-        return handlers.exported(page.services.session(request), kind)
+        return handlers.exported(page.services.visit(request), kind)
 
     return run

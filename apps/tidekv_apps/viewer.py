@@ -7,54 +7,55 @@ from pathlib import Path
 from tidekv_apps.panels import button, esc, excluded, extracted_table
 from tidekv_apps.preview import PageImage, draw_page
 from tidekv_apps.quotes import find_quote
-from tidekv_apps.state import Entry, Session, Turn
+from tidekv_apps.records import Entry, Turn
+from tidekv_apps.visits import Visit
 from tidekv_llm.documents import Document, Page
 from tidekv_llm.errors import ConfigError
 
 PAGES_PER_VIEW = 50
 
 
-def open_citation(session: Session, argument: str) -> None:
+def open_citation(visit: Visit, argument: str) -> None:
     """Show the page of a citation, ``turn:number``."""
-    turn, at = _turn_and_number(session, argument)
+    turn, at = _turn_and_number(visit, argument)
     assert turn.answer is not None
     citations = turn.answer.citations
     if at >= len(citations):
         raise ConfigError("that citation is no longer here")
     citation = citations[at]
-    _show(session, turn, citation.document, citation.page, citation.quote)
+    _show(visit, turn, citation.document, citation.page, citation.quote)
 
 
-def open_strip(session: Session, argument: str) -> None:
+def open_strip(visit: Visit, argument: str) -> None:
     """Show a page of the strip, ``turn:span``."""
-    turn, at = _turn_and_number(session, argument)
+    turn, at = _turn_and_number(visit, argument)
     assert turn.answer is not None
     spans = turn.answer.prompt.spans
     if at >= len(spans):
         raise ConfigError("that page is no longer here")
-    _show(session, turn, spans[at].document, spans[at].page, None)
+    _show(visit, turn, spans[at].document, spans[at].page, None)
 
 
-def _turn_and_number(session: Session, argument: str) -> tuple[Turn, int]:
+def _turn_and_number(visit: Visit, argument: str) -> tuple[Turn, int]:
     key, _, number = argument.partition(":")
-    turn = next((turn for turn in session.turns if turn.key == key and turn.answer is not None), None)
+    turn = next((turn for turn in visit.turns if turn.key == key and turn.answer is not None), None)
     if turn is None or not number.isdecimal():
         raise ConfigError("that answer is no longer here")
     return turn, int(number[:9])
 
 
-def _show(session: Session, turn: Turn, document: int, page: int, quote: str | None) -> None:
+def _show(visit: Visit, turn: Turn, document: int, page: int, quote: str | None) -> None:
     chosen = turn.documents[document]
-    entry = next((e for e in session.entries if e.key == turn.entry_keys[document]), None)
-    session.viewer = {"html": page_view(chosen, page, quote, entry)}
+    entry = next((e for e in visit.entries if e.key == turn.entry_keys[document]), None)
+    visit.viewer = {"html": page_view(chosen, page, quote, entry)}
 
 
-def open_text(session: Session, key: str, tokens: dict[int, int], start: int = 0) -> None:
+def open_text(visit: Visit, key: str, tokens: dict[int, int], start: int = 0) -> None:
     """Show what was read from a file, page by page."""
-    entry = session.entry(key)
+    entry = visit.entry(key)
     if entry.document is None:
         raise ConfigError(f"{entry.name} is not read yet")
-    session.viewer = {"html": text_view(entry, tokens, start)}
+    visit.viewer = {"html": text_view(entry, tokens, start)}
 
 
 def page_view(document: Document, number: int, quote: str | None, entry: Entry | None) -> str:

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.documents.pdf_writer import text_pdf
+from tidekv_apps.records import Entry, Turn
 from tidekv_apps.settings import AskSettings
-from tidekv_apps.state import Entry, Session, Turn
+from tidekv_apps.visits import Visit
 from tidekv_llm.documents import Citation, Document, PageSpan
 from tidekv_llm.metrics import Metrics
 
@@ -27,10 +28,10 @@ def write(folder: Path, name: str, data: bytes) -> Path:
     return path
 
 
-def make_session(folder: Path) -> Session:
-    own = folder / "session"
+def make_visit(folder: Path) -> Visit:
+    own = folder / "visit"
     own.mkdir(exist_ok=True)
-    return Session("owner", own, AskSettings(model=MODEL))
+    return Visit("owner", own, AskSettings(model=MODEL))
 
 
 def entry(name: str, *texts: str, state: Any = "ready") -> Entry:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.apps.support import Tags, entry, make_session, turn
+from tests.apps.support import Tags, entry, make_visit, turn
 from tidekv_apps import export, panels, viewer
 from tidekv_apps.budget import Budget
+from tidekv_apps.jobs import Job
 from tidekv_apps.quotes import find_quote
-from tidekv_apps.state import Comparison, Job, Session
+from tidekv_apps.records import Comparison
+from tidekv_apps.visits import Visit
 from tidekv_llm.errors import ConfigError
 
 EVIL = (
@@ -23,39 +25,39 @@ ALLOWED = {
 }  # fmt: skip
 
 
-def evil_session(folder: Path) -> Session:
-    session = make_session(folder)
-    session.entries = [entry(EVIL, EVIL, "second"), entry(EVIL, state="failed"), entry(EVIL, state="locked")]
-    for broken in session.entries[1:]:
+def evil_visit(folder: Path) -> Visit:
+    visit = make_visit(folder)
+    visit.entries = [entry(EVIL, EVIL, "second"), entry(EVIL, state="failed"), entry(EVIL, state="locked")]
+    for broken in visit.entries[1:]:
         broken.error = EVIL
-    session.parked = [entry(EVIL, "x")]
+    visit.parked = [entry(EVIL, "x")]
     done = turn(EVIL, EVIL, name=EVIL, quote=EVIL)
     done.comparisons = [Comparison(EVIL, {"active_kv": 1}, 2, 3, 4.0)]
     done.predictions = {EVIL: {"active_kv": 5}}
     failed = turn(EVIL)
     failed.state, failed.error, failed.answer = "failed", EVIL, None
-    session.turns = [done, failed]
-    session.notice, session.by_layer = EVIL, True
-    return session
+    visit.turns = [done, failed]
+    visit.notice, visit.by_layer = EVIL, True
+    return visit
 
 
-def every_panel(session: Session) -> dict[str, str]:
+def every_panel(visit: Visit) -> dict[str, str]:
     job = Job()
     job.show(EVIL, EVIL, 0.5)
     speaking = Job()
     speaking.add_text(EVIL)
-    document = session.entries[0].document
+    document = visit.entries[0].document
     assert document is not None
     return {
-        "documents": panels.documents_panel(session, job),
+        "documents": panels.documents_panel(visit, job),
         "budget": panels.budget_panel(Budget(1, 2, 3, 4, 100, {}), EVIL),
-        "conversation": panels.conversation(session),
+        "conversation": panels.conversation(visit),
         "live": panels.live_panel(job),
         "answering": panels.live_panel(speaking),
-        "figures": panels.figures_panel(session),
+        "figures": panels.figures_panel(visit),
         "notice": panels.notice(EVIL),
         "page": viewer.page_view(document, 1, EVIL, None),
-        "text": viewer.text_view(session.entries[0], {}, 0),
+        "text": viewer.text_view(visit.entries[0], {}, 0),
     }
 
 
@@ -63,7 +65,7 @@ def every_panel(session: Session) -> dict[str, str]:
     "name", ["documents", "budget", "conversation", "live", "answering", "figures", "notice", "page", "text"]
 )
 def test_nothing_from_outside_becomes_markup(tmp_path: Path, name: str) -> None:
-    html = every_panel(evil_session(tmp_path))[name]
+    html = every_panel(evil_visit(tmp_path))[name]
     tags = Tags(html)
     assert tags.tags <= ALLOWED
     assert not [
@@ -73,7 +75,7 @@ def test_nothing_from_outside_becomes_markup(tmp_path: Path, name: str) -> None:
 
 
 def test_exports_carry_no_live_markdown(tmp_path: Path) -> None:
-    text = export.as_markdown(evil_session(tmp_path))
+    text = export.as_markdown(evil_visit(tmp_path))
     assert "![x](" not in text and "[l](" not in text and "<script>" not in text
     assert "\\<script\\>" in text
 
@@ -81,9 +83,9 @@ def test_exports_carry_no_live_markdown(tmp_path: Path) -> None:
 def test_json_export_holds_the_figures(tmp_path: Path) -> None:
     import json
 
-    session = make_session(tmp_path)
-    session.entries, session.turns = [entry("a.pdf", "one", "two")], [turn()]
-    data = json.loads(export.as_json(session))
+    visit = make_visit(tmp_path)
+    visit.entries, visit.turns = [entry("a.pdf", "one", "two")], [turn()]
+    data = json.loads(export.as_json(visit))
     (asked,) = data["turns"]
     assert asked["metrics"]["prompt_tokens"] == 50
     assert asked["page_strip"] == [{"document": 0, "page": 1, "kept": 30}, {"document": 0, "page": 2, "kept": 10}]
@@ -99,12 +101,12 @@ def test_the_budget_names_both_sizes_when_it_does_not_fit() -> None:
 
 
 def test_figures_have_units_and_show_predictions_and_runs(tmp_path: Path) -> None:
-    session = make_session(tmp_path)
+    visit = make_visit(tmp_path)
     done = turn()
     done.predictions = {"one-shot": {"weights": 1, "activations": 50 << 20}, "post-prefill": {"activations": 30 << 20}}
     done.comparisons = [Comparison("chunked", {"active_kv": 9 << 20}, 1, 2 << 20, 0.5)]
-    session.turns = [done]
-    text = Tags(panels.figures_panel(session)).text
+    visit.turns = [done]
+    text = Tags(panels.figures_panel(visit)).text
     for part in (
         "One-shot prefill, planned",
         "50.00 MiB",
@@ -116,28 +118,28 @@ def test_figures_have_units_and_show_predictions_and_runs(tmp_path: Path) -> Non
 
 
 def test_the_store_for_follow_ups_is_no_part_of_the_working_set(tmp_path: Path) -> None:
-    session = make_session(tmp_path)
+    visit = make_visit(tmp_path)
     done = turn()
     assert done.answer is not None
     done.answer.metrics.components["document_store"] = 70 << 20
-    session.turns = [done]
-    text = Tags(panels.figures_panel(session)).text
+    visit.turns = [done]
+    text = Tags(panels.figures_panel(visit)).text
     assert "This answer, measured 25.00 MiB" in text and "store for follow-ups 70.00 MiB" in text
 
 
 def test_the_strip_has_a_button_per_page_as_high_as_its_share(tmp_path: Path) -> None:
-    session = make_session(tmp_path)
-    session.turns = [turn()]
-    html = panels.figures_panel(session)
+    visit = make_visit(tmp_path)
+    visit.turns = [turn()]
+    html = panels.figures_panel(visit)
     assert "p. 1: 30 positions kept, 75.0% of all" in html
     # 30 of 10 tokens against 10 of 20: 3 to 0.5
     assert "height:100%" in html and "height:17%" in html
 
 
 def test_unverified_and_verified_citations_say_so(tmp_path: Path) -> None:
-    session = make_session(tmp_path)
-    session.turns = [turn()]
-    assert "unverified" in Tags(panels.conversation(session)).text
+    visit = make_visit(tmp_path)
+    visit.turns = [turn()]
+    assert "unverified" in Tags(panels.conversation(visit)).text
 
 
 def test_a_page_shows_its_quotation_marked_or_says_that_it_is_not_there() -> None:
@@ -156,9 +158,9 @@ def test_quotes_are_found_across_line_breaks_hyphens_and_ligatures() -> None:
 
 @pytest.mark.parametrize("argument", ["", "x", "x:0", ":", "0:999999999999999999999"])
 def test_clicks_with_nonsense_are_refused(tmp_path: Path, argument: str) -> None:
-    session = make_session(tmp_path)
-    session.turns = [turn()]
+    visit = make_visit(tmp_path)
+    visit.turns = [turn()]
     with pytest.raises(ConfigError):
-        viewer.open_citation(session, argument)
+        viewer.open_citation(visit, argument)
     with pytest.raises(ConfigError):
-        viewer.open_strip(session, f"{session.turns[0].key}:99")
+        viewer.open_strip(visit, f"{visit.turns[0].key}:99")

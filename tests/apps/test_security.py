@@ -189,7 +189,7 @@ def test_gradios_ways_to_other_hosts_are_closed(tmp_path: Path, path: str) -> No
 
 def test_uploads_are_bounded_with_and_without_a_length(tmp_path: Path) -> None:
     inner, path = Inner(), "/gradio_api/upload"
-    app = checks(inner, tmp_path, session_bytes=1000)
+    app = checks(inner, tmp_path, visit_bytes=1000)
     assert call(app, "POST", path, headers={"content-length": "9999999"})[0] == 413
     assert call(app, "POST", path, *[b"x" * 100_000] * 20)[0] == 0  # cut off
     assert inner.bodies == []

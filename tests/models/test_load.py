@@ -21,8 +21,8 @@ from tidekv_llm.errors import (
     UnsafeWeightsError,
     UnsupportedModelError,
 )
+from tidekv_llm.hardware import default_dtype
 from tidekv_llm.models import embedded, load, resolve
-from tidekv_llm.models.load import default_dtype
 from tidekv_llm.models.sources import ModelSource
 from tidekv_llm.models.window import apply_window
 

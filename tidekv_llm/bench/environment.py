@@ -16,7 +16,7 @@ def environment() -> dict[str, Any]:
     import torch
     import transformers
 
-    from tidekv_llm import __version__
+    from tidekv_llm import __version__, hardware
 
     return {
         "command": " ".join(["tidekv", *sys.argv[1:]]),
@@ -26,8 +26,9 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "system": platform.platform(),
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": hardware.cpu_name(),
+        "cpu_kind": hardware.cpu_kind(),
+        "cores": hardware.cores(),
         "torch_threads": torch.get_num_threads(),
         "ram_bytes": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
@@ -50,11 +51,3 @@ def commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -30,9 +30,9 @@ def _random(model: str, config: PrefillConfig, needed_tokens: int, layers: int |
     import torch
     from transformers import AutoModelForCausalLM
 
-    from tidekv_llm.models.load import default_dtype
+    from tidekv_llm.hardware import default_device, default_dtype
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     torch.manual_seed(0)
     before = torch.get_default_device()
     torch.set_default_device(device)

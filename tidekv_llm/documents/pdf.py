@@ -172,9 +172,9 @@ def format_numbers(numbers: Sequence[int]) -> str:
 def _failure(name: str, reason: str, text: str, limits: PdfLimits) -> Exception:
     """The typed error for a reason that the worker gave."""
     if reason == "password":
-        return EncryptedDocumentError(f"{name} is encrypted; give its password (--password on the command line)")
+        return EncryptedDocumentError(f"{name} is encrypted; give its password")
     if reason == "wrong-password":
-        return EncryptedDocumentError(f"wrong password for {name}; give the right one (--password on the command line)")
+        return EncryptedDocumentError(f"wrong password for {name}; give the right one")
     if reason == "range":
         return ConfigError(f"pages of {name} must lie within 1-{text}; choose again")
     messages = {

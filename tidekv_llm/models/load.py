@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidekv_llm.errors import (
@@ -21,6 +20,7 @@ from tidekv_llm.errors import (
     one_line,
     reason,
 )
+from tidekv_llm.hardware import default_device, default_dtype
 from tidekv_llm.models import embedded
 from tidekv_llm.models.sources import CONVERT_REMEDY, ModelSource, hub_reason, resolve
 from tidekv_llm.models.window import apply_window
@@ -74,7 +74,7 @@ def load(
         name_or_path: an alias, a folder with safetensors, a GGUF file, or a hub id.
         device: ``"cpu"``, ``"cuda:0"``...; default: the GPU if there is one. Excludes ``device_map``.
         dtype: of the weights, ``"auto"`` for the checkpoint's own. Default: bfloat16 where the device
-            multiplies it natively (see :func:`default_dtype`), float32 elsewhere, where it would be slower.
+            multiplies it natively (see :mod:`tidekv_llm.hardware`), float32 elsewhere, where it would be slower.
         context_window: tokens; default: what the model was trained for. smollm2-135m goes up to 32,768
             with YaRN.
         progress: called with a message and the fraction done while the embedded model is fetched.
@@ -177,7 +177,7 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> to
             raise ConfigError(f"device={device!s} and device_map={options['device_map']!r}: give one of them")
         return None
     if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return default_device()
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):  # its message lists every backend there ever was
@@ -203,39 +203,6 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device | None) -> torc
     if name is None:
         raise ConfigError(f"dtype={dtype!r} is unknown; use one of {', '.join(sorted(_DTYPE_NAMES))}")
     return "auto" if name == "auto" else getattr(torch, name)
-
-
-def default_dtype(device: torch.device | None = None) -> torch.dtype:
-    """bfloat16 on CUDA GPUs from Ampere on and on CPUs with bfloat16 matrix instructions, else float32."""
-    import torch
-
-    on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
-    if on_gpu:
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        native = (device is None or device.type == "cpu") and cpu_has_bf16()
-    return torch.bfloat16 if native else torch.float32
-
-
-def cpu_has_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 natively (AVX512-BF16, AMX, or Arm BF16)."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text("utf-8", "replace")
-    except OSError:
-        return _torch_says_bf16()
-    line = next((line for line in flags.splitlines() if line.lower().startswith(("flags", "features"))), "")
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(line.split()))
-
-
-def _torch_says_bf16() -> bool:
-    """Without /proc/cpuinfo: torch's own probes, which are private and may be missing."""
-    import torch
-
-    for probe in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        check = getattr(torch.cpu, probe, None)
-        if check is not None and check():
-            return True
-    return False
 
 
 # -- reading --------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from tidekv_llm.hardware import processor
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -25,7 +27,7 @@ def model_identity(model: PreTrainedModel) -> str:
     config = {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     # The rounding is theirs: the same weights on another release or processor give other last bits.
-    digest.update(f"{torch.__version__} {transformers.__version__} {_processor(model)}".encode())
+    digest.update(f"{torch.__version__} {transformers.__version__} {processor(model.device)}".encode())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
@@ -41,8 +43,3 @@ def _sample(parameter: Tensor) -> bytes:
     # An odd step: an even one would look at the same few columns of a matrix again and again.
     chosen = flat[:: flat.numel() // _SAMPLE | 1]
     return chosen.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def _processor(model: PreTrainedModel) -> str:
-    kind = model.device.type
-    return f"cpu {torch.backends.cpu.get_cpu_capability()}" if kind == "cpu" else str(kind)

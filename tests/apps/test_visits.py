@@ -1,0 +1,111 @@
+"""Visits, their isolation and their end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.apps.support import MODEL, entry, turn
+from tidekv_apps.jobs import BusyError, Job
+from tidekv_apps.settings import AskSettings, Limits
+from tidekv_apps.visits import Registry, VisitClosedError
+from tidekv_llm.errors import DocumentError
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def registry(folder: Path, clock: Clock | None = None, **limits: object) -> Registry:
+    return Registry(folder, Limits(**limits), lambda: AskSettings(model=MODEL), clock or Clock())  # type: ignore[arg-type]
+
+
+class FakeReader:
+    def __init__(self, size: int) -> None:
+        self.store_bytes, self.closed = size, False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_two_sessions_share_nothing(tmp_path: Path) -> None:
+    all_visits = registry(tmp_path)
+    one, two = all_visits.get("a", "owner-a"), all_visits.get("b", "owner-b")
+    one.entries.append(entry("secret.pdf"))
+    one.turns.append(turn())
+    assert two.entries == [] and two.turns == [] and two.reader is None
+    assert one.folder != two.folder
+    with pytest.raises(DocumentError, match="no longer here"):
+        two.entry(one.entries[0].key)
+
+
+def test_a_session_id_without_its_browsers_secret_opens_nothing(tmp_path: Path) -> None:
+    all_visits = registry(tmp_path)
+    mine = all_visits.get("a", "owner-a")
+    for thief in ("", "owner-b"):
+        with pytest.raises(VisitClosedError, match="another browser"):
+            all_visits.get("a", thief)
+        all_visits.close("a", thief)
+    assert not mine.closed
+    all_visits.close("a", "owner-a")
+    assert mine.closed
+
+
+def test_closing_frees_documents_store_and_files(tmp_path: Path) -> None:
+    all_visits = registry(tmp_path)
+    visit = all_visits.get("a", "x")
+    (visit.folder / "copy").write_bytes(b"text")
+    reader, job = FakeReader(10), Job()
+    visit.entries, visit.turns, visit.job = [entry("a.pdf")], [turn()], job
+    visit.reader = reader  # type: ignore[assignment]
+    all_visits.close("a", "x")
+    assert reader.closed and job.cancel.is_set()
+    assert visit.entries == [] and visit.turns == []
+    assert not visit.folder.exists()
+    assert len(all_visits) == 0
+
+
+def test_idle_sessions_end_and_used_or_busy_ones_stay(tmp_path: Path) -> None:
+    clock = Clock()
+    all_visits = registry(tmp_path, clock, idle_seconds=100)
+    idle, used, busy = (all_visits.get(key, "x") for key in "abc")
+    busy.job = Job()
+    clock.now = 90
+    all_visits.get("b", "x")
+    clock.now = 150
+    assert all_visits.sweep() == 1
+    assert (idle.closed, used.closed, busy.closed) == (True, False, False)
+    busy.job.finished.set()
+    clock.now = 400
+    assert all_visits.sweep() == 2
+
+
+def test_stores_beyond_the_limit_go_least_recently_used_first(tmp_path: Path) -> None:
+    all_visits = registry(tmp_path, store_bytes=25)
+    visits = [all_visits.get(key, "x") for key in "abc"]
+    readers = [FakeReader(10) for _ in visits]
+    for visit, reader in zip(visits, readers, strict=True):
+        visit.reader = reader  # type: ignore[assignment]
+    all_visits.get("a", "x")
+    all_visits.trim_stores()
+    assert [reader.closed for reader in readers] == [False, True, False]
+
+
+def test_too_many_sessions_close_an_idle_one_or_are_refused(tmp_path: Path) -> None:
+    all_visits = registry(tmp_path, visits=2)
+    first, second = all_visits.get("a", "x"), all_visits.get("b", "x")
+    second.job = Job()
+    third = all_visits.get("c", "x")
+    assert first.closed and not second.closed
+    third.job = Job()
+    with pytest.raises(BusyError, match="too many people"):
+        all_visits.get("d", "x")
+
+
+def test_session_folders_are_private(tmp_path: Path) -> None:
+    visit = registry(tmp_path).get("a", "x")
+    assert visit.folder.stat().st_mode & 0o777 == 0o700
