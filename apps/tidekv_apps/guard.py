@@ -26,10 +26,12 @@ from tidekv_apps.asgi import (
 )
 from tidekv_apps.doors import Kind, find_door
 from tidekv_apps.inbox import Inbox
+from tidekv_apps.jobs import BusyError
 from tidekv_apps.logins import LoginDelays
 from tidekv_apps.origin import check_host, check_site
 from tidekv_apps.owners import OWNER_KEY, Binding, OwnerCookies, Visits, check_login
 from tidekv_apps.security import HEADERS
+from tidekv_apps.visits import VisitClosedError
 
 MAX_BODY_BYTES = 256 << 10
 MAX_OPEN_REQUESTS = 400  # of one address: a browser tab keeps two open
@@ -80,6 +82,10 @@ class Guard:
             await self._serve(scope, receive, send)
         except RefusedError as refused:
             await refuse(send, refused)
+        except VisitClosedError as error:
+            await refuse(send, RefusedError(403, str(error)))
+        except BusyError as error:
+            await refuse(send, RefusedError(503, str(error), 60))
         finally:
             self._open[address] -= 1
             if not self._open[address]:

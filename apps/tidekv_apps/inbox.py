@@ -64,7 +64,7 @@ class Inbox:
         self._folder, self._limits, self._clock = folder, limits, clock
         self._uploads: dict[str, Upload] = {}
         self._arriving: dict[tuple[str, str], list[tuple[str, int]]] = {}
-        self._lock = threading.RLock()  # files are discarded by the threads that read them
+        self._lock = threading.RLock()  # a thread sweeps
         self.stored_bytes = 0
 
     def __len__(self) -> int:
@@ -83,6 +83,7 @@ class Inbox:
         if upload_id:
             self._arriving[owner, upload_id] = told
         try:
+            await asyncio.to_thread(self.sweep)
             self._check_size(_number(header(scope, b"content-length")))
             async with asyncio.timeout(self._limits.upload_seconds):
                 async for piece in pieces_of(scope, receive, self._check_size):
@@ -167,15 +168,13 @@ class Inbox:
             raise RefusedError(400, "that file was not uploaded here; choose it again")
         return {"path": str(upload.path), "orig_name": upload.name, "meta": {"_type": "gradio.FileData"}}
 
-    def discard(self, path: Path) -> None:
-        """A file was added, or never will be: nothing of it stays."""
-        self._drop([_key(path)])
-
     def sweep(self) -> int:
-        """Remove what waited too long, and forget what is gone; returns how many files."""
-        old = [key for key, upload in list(self._uploads.items()) if upload.whole and self._is_over(upload)]
-        self._drop(old)
-        return len(old)
+        """Remove what waited too long, and forget what was taken out of its folder; returns how many files."""
+        with self._lock:
+            uploads = list(self._uploads.items())
+        over = [key for key, upload in uploads if upload.whole and self._is_over(upload)]
+        self._drop(over)
+        return len(over)
 
     def _is_over(self, upload: Upload) -> bool:
         return self._clock() - upload.born > self._limits.upload_seconds or not upload.path.exists()

@@ -27,11 +27,12 @@ _CANCEL_FIELDS = frozenset({"session_hash", "fn_index", "event_id"})
 class Visits(Protocol):
     """Who holds which session id and which event ids."""
 
-    def enter(self, key: str, owner: str, address: str) -> None:
+    def get(self, key: str, owner: str, address: str) -> object:
         """Take a session id for the owner, or find that it is theirs.
 
         Raises:
-            RefusedError: it is another's, or there are too many.
+            VisitClosedError: it is another's.
+            BusyError: there are too many.
         """
 
     def owns(self, key: str, owner: str) -> bool:
@@ -105,7 +106,7 @@ class Binding:
         """Begin an event: in the caller's session, or in a new one if the request names none and ``named`` is false."""
         owner, sent = owner_of(scope), _fields(body, _FIELDS)
         key = _id(sent.get("session_hash")) if named or sent.get("session_hash") else secrets.token_hex(16)
-        self._visits.enter(key, owner, address_of(scope))
+        self._visits.get(key, owner, address_of(scope))
         changed = {name: self._real_paths(owner, value) for name, value in sent.items()} | {"session_hash": key}
 
         def note(answer: bytes) -> None:
@@ -134,7 +135,7 @@ class Binding:
 
     async def heartbeat(self, key: str, scope: Scope, receive: Receive, send: Send) -> None:
         """The sign of life whose end closes the session."""
-        self._visits.enter(_id(key), owner_of(scope), address_of(scope))
+        self._visits.get(_id(key), owner_of(scope), address_of(scope))
         await self._app(scope, receive, send)
 
     async def _pass(self, scope: Scope, data: dict[str, Any], receive: Receive, send: Send) -> None:

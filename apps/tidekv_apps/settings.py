@@ -27,7 +27,8 @@ class Limits:
         characters: characters of text per file.
         parse_memory_bytes: memory of the child process that reads a PDF.
         parse_seconds: CPU time of that process, and its deadline.
-        visits: browser tabs at once.
+        visits: browser tabs at once; one address takes at most half.
+        visits_per_owner: tabs of one browser at once.
         idle_seconds: after this long without a request a visit is closed.
         waiting_jobs: questions in the queue; more are refused.
         store_bytes: prefix stores of all visits together; the least recently used ones go first.
@@ -44,6 +45,7 @@ class Limits:
     parse_memory_bytes: int = 1 << 30
     parse_seconds: int = 60
     visits: int = 200
+    visits_per_owner: int = 20
     idle_seconds: float = 7200.0
     waiting_jobs: int = 32
     store_bytes: int = 2 << 30

@@ -11,6 +11,7 @@ from typing import Any
 import gradio as gr
 
 from tidekv_apps import export, handlers, panels
+from tidekv_apps.files import Files
 from tidekv_apps.handlers import Services
 from tidekv_apps.jobs import Job
 from tidekv_apps.security import plain_error
@@ -62,7 +63,7 @@ class Page:
     def _documents(self) -> None:
         _html("<h2>Documents</h2>")
         self.status = _html("", "tk-status")
-        self.files = gr.File(
+        self.files = Files(
             file_count="multiple",
             file_types=[".pdf", ".txt", ".md"],
             label="Drop PDF, text or Markdown files",
@@ -134,7 +135,7 @@ class Page:
     def _api_parts(self) -> None:
         """Elements that nobody sees: they type the named endpoints."""
         with gr.Column(visible=False):
-            self.api_files = gr.File(file_count="multiple", label="files")
+            self.api_files = Files(file_count="multiple", label="files")
             self.api_password = gr.Textbox("", label="password")
             self.api_question = gr.Textbox("", label="question")
             self.api_settings = gr.JSON({}, label="settings")
@@ -254,7 +255,7 @@ class Page:
         yield self.view(visit)
 
     def _on_unload(self, request: gr.Request) -> None:
-        self.services.registry.close(*handlers.identity(request))
+        self.services.registry.close(*handlers.identity(request)[:2])
 
     async def _on_upload(self, files: list[str] | None, request: gr.Request) -> AsyncIterator[list[Any]]:
         visit = self.services.visit(request)
