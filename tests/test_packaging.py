@@ -51,6 +51,13 @@ def test_the_wheel_is_typed_and_has_every_module(wheel):
         assert modules <= names
 
 
+@pytest.mark.parametrize("folder", ["templates", "static", "samples"])
+def test_the_wheel_has_what_the_page_is_made_of(wheel, folder):
+    source = SOURCES["tidekv_apps"]
+    files = {f"tidekv_apps/{path.relative_to(source).as_posix()}" for path in (source / folder).iterdir()}
+    assert files and files <= set(wheel.namelist())
+
+
 def test_the_wheel_has_nothing_else(wheel):
     tops = {name.split("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} <= set(SOURCES)

@@ -132,6 +132,12 @@ class PrefillConfig:
         _one_of("head_budget", self.head_budget, HEAD_BUDGETS)
         _one_of("schedule", self.schedule, schedule_names())
 
+    @property
+    def tokens_per_chunk(self) -> int:
+        """C, once ``"auto"`` was replaced by a number."""
+        assert self.chunk_size != AUTO_CHUNK
+        return int(self.chunk_size)
+
     def replace(self, **changes: Any) -> PrefillConfig:
         """A copy with some options changed; an unknown name raises :class:`ConfigError`."""
         check_option_names(changes)

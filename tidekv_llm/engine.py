@@ -21,7 +21,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tidekv_llm.attention import AttentionDispatch
 from tidekv_llm.cache.cache_file import CacheOwner
-from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.compress.selectors import make_selector
 from tidekv_llm.config import PrefillConfig, whole_number
 from tidekv_llm.decode.loop import DecodeAdapter, decode_tokens
@@ -46,11 +45,12 @@ from tidekv_llm.metrics import Metrics
 from tidekv_llm.models import LoadedModel, load
 from tidekv_llm.planner import choose_chunk_size, require_memory
 from tidekv_llm.prefill.result import Prefilled
+from tidekv_llm.prefill.task import PrefillTask
 from tidekv_llm.prefixes.identity import model_identity
 from tidekv_llm.prefixes.pool import PrefixPool
 from tidekv_llm.prefixes.reuse import PrefixCache, PromptIdentity, Reuse, SharedPrefix
 from tidekv_llm.request import ProgressCallback, Request
-from tidekv_llm.schedules import Job, make_schedule
+from tidekv_llm.schedules import make_schedule
 from tidekv_llm.selfcheck import check_decoder
 from tidekv_llm.shapes import ModelShape
 
@@ -735,8 +735,7 @@ class TideKV:
         all_outputs: bool,
     ) -> Prefilled:
         weights = self._open()
-        decoder, config = weights.decoder, self.config
-        length = ids.shape[1]
+        decoder, length = weights.decoder, ids.shape[1]
         exact = decoder.max_exact_length()
         if exact is not None and length > exact:
             raise ContextOverflowError(
@@ -745,41 +744,37 @@ class TideKV:
                 limit=exact,
             )
         chunk_size = self._chunk_size(length)
+        config = self.config.replace(chunk_size=chunk_size)
         with (
             torch.no_grad(),
             _memory_errors(f"a prompt of {length:,} tokens at chunk_size={chunk_size}"),
             MemoryMeter(decoder.device, weights=weights.nbytes) as meter,
         ):
             # Asked under the lock: what an earlier request holds is not free.
-            require_memory(self.shape, length, config.replace(chunk_size=chunk_size), decoder.devices, reserve)
-            full_layers = [index for index in range(decoder.num_layers) if decoder.sliding_window(index) is None]
-            compressor = Compressor(config, decoder.num_layers, length, reserve, full_layers)
-            job = Job(
-                compressor=compressor,
-                attention=AttentionDispatch(config.attention),
+            require_memory(self.shape, length, config, decoder.devices, reserve)
+            task = PrefillTask(
+                config=config,
                 request=request,
                 meter=meter,
-                chunk_size=chunk_size,
+                reserve=reserve,
                 boundaries=tuple(boundaries),
-                all_outputs=all_outputs,
                 reader=reuse.reader,
                 reused=reuse.reused,
                 writer=reuse if reuse.writer is not None else None,
-                bridge=config.bridge,
-                mlp_chunk_size=config.mlp_chunk_size,
+                all_outputs=all_outputs,
             )
-            cache, hidden = make_schedule(config.schedule).prefill(decoder, ids, job)
-            logits = decoder.logits(hidden[:, -1])[0]
+            built = make_schedule(config.schedule).build(decoder, ids, task)
+            logits = decoder.logits(built.hidden[:, -1])[0]
             if decoder.device.type == "cpu":  # elsewhere host memory is no part of the device's peak
                 meter.set_component("document_store", reuse.filled_bytes)
             report = meter.report()
             seconds = time.perf_counter() - request.started
-        metrics = self._metrics(report, cache.kept_tokens, cache.nbytes, length, chunk_size)
+        metrics = self._metrics(report, built.cache.kept_tokens, built.cache.nbytes, length, chunk_size)
         metrics.reused_prefix_tokens = reuse.reused
         metrics.components["document_store"] = reuse.host_bytes
         metrics.prefill_seconds = metrics.ttft_seconds = seconds
         metrics.compress_seconds = request.seconds.get("compress", 0.0)
-        return Prefilled(cache, logits, length, metrics, compressor.evidence, hidden[0])
+        return Prefilled(built.cache, logits, length, metrics, built.evidence, built.hidden[0])
 
     def _metrics(
         self, report: MemoryReport, kept_tokens: int, cache_bytes: int, prompt_tokens: int, chunk_size: int

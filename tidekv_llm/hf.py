@@ -192,11 +192,6 @@ class Decoder:
         return int(self.config.hidden_size)
 
     @property
-    def intermediate_size(self) -> int:
-        """d_ff."""
-        return int(getattr(self.config, "intermediate_size", 4 * self.hidden_size))
-
-    @property
     def vocab_size(self) -> int:
         """Entries of the vocabulary."""
         return int(self.config.vocab_size)
@@ -210,8 +205,7 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         """Device of the embedding, where prompts go in."""
-        device: torch.device = self.backbone.embed_tokens.weight.device
-        return device
+        return _execution_device(self.backbone.embed_tokens)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -220,14 +214,18 @@ class Decoder:
 
     def layer_device(self, layer: int) -> torch.device:
         """Where a layer's keys and values are computed."""
-        device: torch.device = next(self.layers[layer].parameters()).device
-        return device
+        return _execution_device(self.layers[layer])
 
     def sliding_window(self, layer: int) -> int | None:
         """Window of a sliding-window layer in tokens, None for full attention."""
         if self.layer_types[layer] == "sliding_attention":
             return int(self.config.sliding_window)
         return None
+
+    @property
+    def full_layers(self) -> tuple[int, ...]:
+        """Layers with full attention: those that share a budget."""
+        return tuple(index for index in range(self.num_layers) if self.sliding_window(index) is None)
 
     @property
     def rope_depends_on_length(self) -> bool:
@@ -374,6 +372,27 @@ def _backbone(model: PreTrainedModel) -> Any:
         f"{type(model).__name__} lacks {missing}; families with learned positions, recurrent or encoder layers "
         "are unsupported"
     )
+
+
+def _execution_device(module: nn.Module) -> torch.device:
+    """Where a module computes: of offloaded weights, which lie on ``meta``, accelerate's hook knows it.
+
+    Raises:
+        UnsupportedModelError: the weights are nowhere, and nothing brings them to a device.
+    """
+    for part in module.modules():
+        hook = getattr(part, "_hf_hook", None)
+        for each in getattr(hook, "hooks", (hook,)):
+            device = getattr(each, "execution_device", None)
+            if device is not None and next(part.parameters(), None) is not None:
+                return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    own: torch.device = next(module.parameters()).device
+    if own.type == "meta":
+        raise UnsupportedModelError(
+            f"the weights of {type(module).__name__} are on the meta device and no hook of accelerate brings them to "
+            "another; load the model with device_map"
+        )
+    return own
 
 
 def _layer_types(config: Any, num_layers: int) -> tuple[str, ...]:

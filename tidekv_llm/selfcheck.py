@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tidekv_llm.attention import AttentionDispatch
-from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import TideKVError, UnsupportedModelError
 from tidekv_llm.hf import Decoder
 from tidekv_llm.memory import MemoryMeter
+from tidekv_llm.prefill.task import PrefillTask
 from tidekv_llm.request import Request
-from tidekv_llm.schedules import Job, make_schedule
+from tidekv_llm.schedules import make_schedule
 
 PROMPT_TOKENS = 40
 CHUNK_SIZE = 16  # chunks of 16, 16 and 8: history, diagonal and a short tail are all met
@@ -53,13 +52,6 @@ def check_decoder(decoder: Decoder) -> float:
 
 
 def _our_logits(decoder: Decoder, token_ids: Tensor) -> Tensor:
-    config = PrefillConfig(chunk_size=CHUNK_SIZE)
-    job = Job(
-        compressor=Compressor(config, decoder.num_layers, PROMPT_TOKENS),
-        attention=AttentionDispatch(),
-        request=Request(),
-        meter=MemoryMeter(decoder.device),
-        chunk_size=CHUNK_SIZE,
-    )
-    _, hidden = make_schedule("tidekv").prefill(decoder, token_ids, job)
-    return decoder.logits(hidden[:, -1])[0]
+    task = PrefillTask(PrefillConfig(chunk_size=CHUNK_SIZE), Request(), MemoryMeter(decoder.device))
+    built = make_schedule("tidekv").build(decoder, token_ids, task)
+    return decoder.logits(built.hidden[:, -1])[0]

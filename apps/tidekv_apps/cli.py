@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tidekv_apps.security import check_bind, parse_auth
 from tidekv_apps.settings import AppOptions
+from tidekv_llm.arguments import whole_number
 from tidekv_llm.errors import ConfigError
 
 SUMMARY = "open the document-QA web app"
@@ -24,9 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="alias, hub id, folder or GGUF file; repeat it to let users choose (default: smollm2-135m)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, help="port (default: the first free one from 7860 on)")
+    parser.add_argument("--port", type=whole_number, help="port (default: the first free one from 7860 on)")
     parser.add_argument("--auth", metavar="USER:PASSWORD", help="ask for a login; or set $TIDEKV_APP_AUTH")
-    parser.add_argument("--context-window", type=int, help="most tokens, prompt and answer (default: the model's own)")
+    parser.add_argument(
+        "--context-window", type=whole_number, help="most tokens, prompt and answer (default: the model's own)"
+    )
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: the GPU if there is one)")
     parser.add_argument("--dtype", help="bfloat16, float16 or float32 (default: what the device is good at)")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from tidekv_llm.console import answer_as_dict
+from tidekv_llm.cli.answers import answer_as_dict
 from tidekv_llm.sizes import format_bytes
 
 if TYPE_CHECKING:

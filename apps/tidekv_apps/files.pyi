@@ -6,8 +6,6 @@ from typing import Any
 
 import gradio as gr
 
-from gradio.events import Dependency
-
 class Files(gr.File):
     """A place to drop files; its handler gets their paths."""
 

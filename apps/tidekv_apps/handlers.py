@@ -6,86 +6,19 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidekv_apps import export, ingest, panels, viewer
-from tidekv_apps.asgi import address_of
-from tidekv_apps.ask import Asker
 from tidekv_apps.budget import Budget
-from tidekv_apps.engines import EnginePool
 from tidekv_apps.forecast import memory_problem
-from tidekv_apps.inbox import Inbox
-from tidekv_apps.jobs import BusyError, Job, JobQueue
-from tidekv_apps.owners import owner_of
-from tidekv_apps.registry import Registry
+from tidekv_apps.jobs import BusyError, Job
 from tidekv_apps.security import plain_error
-from tidekv_apps.settings import AppOptions, AskSettings
-from tidekv_apps.visits import Visit, VisitClosedError
+from tidekv_apps.services import Services
+from tidekv_apps.visits import Visit
 from tidekv_llm.errors import ConfigError
-
-if TYPE_CHECKING:
-    import gradio as gr
 
 POLL_SECONDS = 0.1
 SAMPLE = Path(__file__).parent / "samples" / "lighthouse.pdf"
-
-
-class Services:
-    """One of each: models, queue, visits.
-
-    Args:
-        options: how the app was started.
-        folder: the private folder for uploads and visits.
-    """
-
-    def __init__(self, options: AppOptions, folder: Path) -> None:
-        self.options, self.folder = options, folder
-        self.uploads = folder / "uploads"
-        self.pool = EnginePool(options)
-        self.line = JobQueue(options.limits.waiting_jobs)
-        self.reading = threading.BoundedSemaphore(2)
-        self.inbox = Inbox(self.uploads, options.limits)
-        self.registry = Registry(folder / "visits", options.limits, self._new_settings)
-        self.pool.before_unload = self.registry.drop_readers
-        self.asker = Asker(self.pool, self.line, self.registry)
-        self._stopped = threading.Event()
-
-    def _new_settings(self) -> AskSettings:
-        return AskSettings(model=self.options.models[0])
-
-    def start(self) -> None:
-        """Load the first model and begin to look for idle visits."""
-        self.pool.start()
-        threading.Thread(target=self._sweep, name="tidekv-sweep", daemon=True).start()
-
-    def stop(self) -> None:
-        """Free everything."""
-        self._stopped.set()
-        self.registry.close_all()
-        self.pool.close()
-
-    def _sweep(self) -> None:
-        while not self._stopped.wait(min(30.0, self.options.limits.idle_seconds)):
-            self.registry.sweep()
-            self.inbox.sweep()
-
-    def health(self) -> tuple[bool, dict[str, Any]]:
-        """Whether questions can be answered, and how many wait or run."""
-        state = "failed" if self.pool.error is not None else "ok" if self.pool.ready.is_set() else "loading"
-        return state == "ok", {"status": state, "questions": len(self.line)}
-
-    def visit(self, request: gr.Request) -> Visit:
-        """The caller's visit; nobody else's cookie opens it."""
-        key, owner, address = identity(request)
-        return self.registry.get(key, owner, address)
-
-
-def identity(request: gr.Request) -> tuple[str, str, str]:
-    """Visit key, owner and address of a Gradio request, as the guard found them."""
-    if not request.session_hash or request.request is None:
-        raise VisitClosedError("this request has no session; reload the page")
-    scope = request.request.scope
-    return request.session_hash, owner_of(scope), address_of(scope)
 
 
 # --- what the page shows --------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,6 +27,7 @@ class Entry:
         path: the visit's own copy.
         digest: SHA-256 of the bytes.
         state: being read, ready, waiting for its password, or failed.
+        waiting: what keeps its reading from beginning.
         document: all its pages.
         pages: selection such as "1-3,7"; empty for all.
         error: why it failed, or what the password prompt says.
@@ -42,9 +44,20 @@ class Entry:
     document: Document | None = None
     pages: str = ""
     error: str = ""
+    waiting: str = ""
     done: int = 0
     total: int = 0
     password: str | None = None
+
+    @property
+    def page_count(self) -> int:
+        """All pages of the file."""
+        return len(self.document.pages) if self.document is not None else 0
+
+    @cached_property
+    def readable_pages(self) -> int:
+        """Pages with text; asked for once the file is read."""
+        return sum(page.readable for page in self.document.pages) if self.document is not None else 0
 
     def selected(self) -> Document | None:
         """The pages that go into the prompt."""

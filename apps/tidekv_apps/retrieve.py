@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidekv_llm.documents import Document
+from tidekv_llm.documents.words import words as split_words
 
 K1, B = 1.5, 0.75
-_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,14 @@ class PageScore:
 def rank_pages(documents: Sequence[Document], question: str) -> list[PageScore]:
     """All readable pages, best first; equal ones in reading order."""
     pages = [
-        (at, page.number, _words(page.text)) for at, d in enumerate(documents) for page in d.pages if page.readable
+        (at, page.number, split_words(page.text)) for at, d in enumerate(documents) for page in d.pages if page.readable
     ]
     if not pages:
         return []
     counts = [Counter(words) for _, _, words in pages]
     mean_length = sum(len(words) for _, _, words in pages) / len(pages) or 1.0
     found_on = Counter(word for count in counts for word in count)
-    wanted = set(_words(question))
+    wanted = set(split_words(question))
     scored = []
     for (document, number, words), count in zip(pages, counts, strict=True):
         score = sum(
@@ -63,10 +62,6 @@ def choose_pages(
             chosen.setdefault(page.document, []).append(page.page)
             room -= cost
     return [documents[at].select(sorted(chosen[at])) for at in sorted(chosen)]
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.casefold())
 
 
 def _weight(pages: int, found_on: int) -> float:

@@ -67,11 +67,11 @@ def _launch(options: AppOptions, folder: PrivateFolder, open_browser: bool) -> S
     os.environ.setdefault("FORWARDED_ALLOW_IPS", "")
     os.environ.update(QUIET, GRADIO_TEMP_DIR=str(folder.path / "uploads"))
 
-    from tidekv_apps.handlers import Services
-    from tidekv_apps.ui import STATIC, THEME, Page
+    from tidekv_apps.services import Services
+    from tidekv_apps.ui import STATIC, THEME, WebPage
 
     services = Services(options, folder.path)
-    page = Page(services)
+    page = WebPage(services)
     page.blocks.queue(max_size=200, default_concurrency_limit=None, api_open=False)
     script = (STATIC / "app.js").read_text(encoding="utf-8")
     _, url, _ = page.blocks.launch(

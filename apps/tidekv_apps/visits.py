@@ -5,12 +5,13 @@ Gradio deep-copies its own state, so documents, answers and stored prefixes live
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidekv_apps.budget import Budget, BudgetCounter
 from tidekv_apps.jobs import BusyError, Job
@@ -33,7 +34,7 @@ class Visit:
 
     def __init__(self, owner: str, folder: Path, settings: AskSettings, address: str = "") -> None:
         self.owner, self.folder, self.settings, self.address = owner, folder, settings, address
-        self.lock = threading.RLock()
+        self.lock, self.turnstile = threading.RLock(), asyncio.Lock()
         self.entries: list[Entry] = []
         self.parked: list[Entry] = []
         self.turns: list[Turn] = []
@@ -42,7 +43,7 @@ class Visit:
         self.job: Job | None = None
         self.reading: Job | None = None
         self.reader: Reader | None = None
-        self.viewer: dict[str, Any] | None = None
+        self.viewer: str | None = None
         self.shown_turn: str | None = None
         self.by_layer = False
         self.counter = BudgetCounter()

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-PATIENCE = 60_000
+PATIENCE = 180_000
 
 
 @pytest.fixture(scope="module")

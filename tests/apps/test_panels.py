@@ -9,6 +9,7 @@ import pytest
 from tests.apps.support import Tags, entry, make_visit, turn
 from tidekv_apps import export, panels, viewer
 from tidekv_apps.budget import Budget
+from tidekv_apps.figures import figures_panel
 from tidekv_apps.jobs import Job
 from tidekv_apps.quotes import find_quote
 from tidekv_apps.records import Comparison
@@ -51,10 +52,10 @@ def every_panel(visit: Visit) -> dict[str, str]:
     return {
         "documents": panels.documents_panel(visit, job),
         "budget": panels.budget_panel(Budget(1, 2, 3, 4, 100, {}), EVIL),
-        "conversation": panels.conversation(visit),
+        "conversation": panels.conversation_panel(visit),
         "live": panels.live_panel(job),
         "answering": panels.live_panel(speaking),
-        "figures": panels.figures_panel(visit),
+        "figures": figures_panel(visit),
         "notice": panels.notice(EVIL),
         "page": viewer.page_view(document, 1, EVIL, None),
         "text": viewer.text_view(visit.entries[0], {}, 0),
@@ -106,7 +107,7 @@ def test_figures_have_units_and_show_predictions_and_runs(tmp_path: Path) -> Non
     done.predictions = {"one-shot": {"weights": 1, "activations": 50 << 20}, "post-prefill": {"activations": 30 << 20}}
     done.comparisons = [Comparison("chunked", {"active_kv": 9 << 20}, 1, 2 << 20, 0.5)]
     visit.turns = [done]
-    text = Tags(panels.figures_panel(visit)).text
+    text = Tags(figures_panel(visit)).text
     for part in (
         "One-shot prefill, planned",
         "50.00 MiB",
@@ -123,14 +124,14 @@ def test_the_store_for_follow_ups_is_no_part_of_the_working_set(tmp_path: Path) 
     assert done.answer is not None
     done.answer.metrics.components["document_store"] = 70 << 20
     visit.turns = [done]
-    text = Tags(panels.figures_panel(visit)).text
+    text = Tags(figures_panel(visit)).text
     assert "This answer, measured 25.00 MiB" in text and "store for follow-ups 70.00 MiB" in text
 
 
 def test_the_strip_has_a_button_per_page_as_high_as_its_share(tmp_path: Path) -> None:
     visit = make_visit(tmp_path)
     visit.turns = [turn()]
-    html = panels.figures_panel(visit)
+    html = figures_panel(visit)
     assert "p. 1: 30 positions kept, 75.0% of all" in html
     # 30 of 10 tokens against 10 of 20: 3 to 0.5
     assert "height:100%" in html and "height:17%" in html
@@ -139,7 +140,7 @@ def test_the_strip_has_a_button_per_page_as_high_as_its_share(tmp_path: Path) ->
 def test_unverified_and_verified_citations_say_so(tmp_path: Path) -> None:
     visit = make_visit(tmp_path)
     visit.turns = [turn()]
-    assert "unverified" in Tags(panels.conversation(visit)).text
+    assert "unverified" in Tags(panels.conversation_panel(visit)).text
 
 
 def test_a_page_shows_its_quotation_marked_or_says_that_it_is_not_there() -> None:

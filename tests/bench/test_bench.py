@@ -11,12 +11,13 @@ import torch
 
 from tests.tiny_models import random_prompt, tiny_model
 from tidekv_llm import PrefillConfig, TideKV
+from tidekv_llm.bench import decode_rate, sessions
 from tidekv_llm.bench import harness as harness_module
-from tidekv_llm.bench.cli import BENCHMARKS, available
 from tidekv_llm.bench.fidelity import METHODS, compare_schedules
 from tidekv_llm.bench.harness import Harness, Job
 from tidekv_llm.bench.persistent import serve_requests, trace
 from tidekv_llm.cli import main
+from tidekv_llm.errors import ConfigError
 
 RANDOM = ["--model", "random:smollm2-135m", "--layers", "2", "--kept-tokens", "64", "--chunk-size", "128"]
 
@@ -53,8 +54,12 @@ def test_rounds_alternate_and_an_interruption_resumes(options, monkeypatch):
     assert len(calls) == 6
 
 
-def test_results_carry_the_environment(options, capsys):
-    Harness("demo", options).finish([{"method": "a", "value": 1.5, "list": [1]}])
+def test_results_carry_the_environment(options, monkeypatch):
+    monkeypatch.setattr(harness_module, "run_job", echo([]))
+    harness = Harness("demo", options)
+    harness.run([Job("a", "x:y", {"name": "a"})])
+    report = harness.finish([{"method": "a", "value": 1.5, "list": [1]}])
+    assert report.columns == ["method", "value"]
     result = json.loads((options.out / "demo.json").read_text())
     assert result["rows"] == [{"method": "a", "value": 1.5, "list": [1]}]
     assert result["environment"]["torch"] == torch.__version__
@@ -62,7 +67,8 @@ def test_results_carry_the_environment(options, capsys):
         row = next(csv.DictReader(file))
     assert row["value"] == "1.5"
     assert row["env_torch"] == torch.__version__
-    assert json.loads(capsys.readouterr().out)["benchmark"] == "demo"
+    assert result == {**report.result, "runs": None}
+    assert result["benchmark"] == "demo"
 
 
 def test_fidelity_separates_delayed_from_immediate_eviction():
@@ -95,59 +101,48 @@ def test_the_trace_finds_growth_where_there_is_some():
     assert trace({"cycle": 5, "after_bytes": [7] * 50})["slope"] == 0
 
 
-def test_all_benchmarks_are_known():
-    assert set(available()) <= set(BENCHMARKS)
-    assert {"headline", "fidelity", "memory", "latency", "chunks", "persistent", "capacity"} <= set(available())
+def test_progress_says_which_run_of_how_many(options, monkeypatch):
+    calls: list[str] = []
+    monkeypatch.setattr(harness_module, "run_job", echo(calls))
+    told: list[tuple[float, str]] = []
+    options.rounds = 2
+    jobs = [Job(name, "x:y", {"name": name}) for name in ("a", "b")]
+    Harness("demo", options, lambda *about: told.append(about)).run(jobs)
+    assert told == [(0, "1 of 4: a"), (0.25, "2 of 4: b"), (0.5, "3 of 4: b"), (0.75, "4 of 4: a")]
 
 
-def test_plan_prints_json_and_a_table(capsys):
-    command = ["plan", "--model", "random:llama-3.1-8b", "--context", "65536", "--device-memory", "24GiB"]
-    assert main([*command, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    for row in rows:
-        assert {"schedule", "peak_allocated_bytes", "transient_bytes", "components", "fits"} <= set(row)
-    tide = next(row for row in rows if row["schedule"] == "tidekv")
-    assert tide["components"]["compressed_cache"] == 512 * 2**20
-    assert tide["fits"] is True
-    assert main(command) == 0
-    assert "post-prefill" in capsys.readouterr().out
+def test_what_cannot_be_leaves_no_folder(options):
+    options.kept_tokens, options.chunk_size = 3, 64
+    with pytest.raises(ConfigError, match="kept_tokens=3"):
+        Harness("demo", options)
+    assert not options.out.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["plan", "--device-memory", "lots"], 2, "is no size"),
-        (["plan", "--context", "0"], 2, "--context=0"),
-        (["plan", "--context", "1" + 26 * "0"], 2, "must be at most"),
-        (["plan", "--model", "random:nothing"], 1, "llama-3.1-8b"),
-        (["bench", "nothing"], 2, "invalid choice"),
-        (["bench", "memory", "--methods", "nothing"], 2, "unknown"),
-        (["bench", "selectors", "--depths", "2"], 2, "depths from 0 to 1"),
-        (["bench", "selectors", "--numbers", "74223,x"], 2, "'x' must have 5 to 12 digits"),
-        (["bench", "selectors", "--haystacks", "hay"], 2, "choose from prose"),
-        (["bench", "selectors", "--numbers", ""], 2, "it is empty"),
-        (["bench", "selectors", "--kept-tokens", "512,30"], 2, "--kept-tokens=30 must be at least 68"),
-        (["bench", "selectors", "--prompt-tokens", "900"], 2, "--kept-tokens=1024 must be"),
-        (["bench", "selectors", "--model", "random:smollm2-135m"], 2, "has no tokenizer"),
-        (["bench", "capacity", "--step", "0"], 2, "'0' must be a whole number"),
-        (["bench", "memory", "--methods", ""], 2, "it is empty"),
-        (["bench", "memory", "--model", "no/such", "--lengths", "64"], 1, "no model 'no/such'"),
-        (["plan", "--device-memory", ""], 2, "is no size"),
-        (["bench", "fidelity", "--prompts", "0"], 2, "'0' must be a whole number of at least 1"),
-        (["bench", "fidelity", "--kept-tokens", "3"], 2, "kept_tokens=3"),
-        (["bench", "persistent", "--requests", "7"], 2, "must be at least 15"),
-        (["bench", "capacity", "--memory-limit", "256"], 2, "write a unit, such as 24GiB"),
-        (["bench", "chunks", "--sizes", ","], 2, "it is empty"),
-        (["bench", "sessions", "--document-tokens", "x"], 2, "'x' must be a whole number"),
-        (["plan", "--device-memory", "24"], 2, "write a unit, such as 24GiB"),
-        (["bench", "memory", "--out", "/dev/null/x"], 2, "cannot be made a folder"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, code, message, capsys):
-    assert main(arguments) == code
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+def test_sessions_are_reported_like_the_others(options, monkeypatch):
+    found = {
+        "document_tokens": 800, "store_bytes": 2**20, "same_answer": True, "notes": [], "reused_prefix_tokens": 700,
+        "first_ttft_seconds": 2.0, "second_ttft_seconds": 0.1, "third_ttft_seconds": 0.2, "again_ttft_seconds": 2.0,
+        "first_peak_bytes": 2**21, "second_peak_bytes": 2**20, "again_peak_bytes": 2**21,
+    }  # fmt: skip
+    asked = []
+    monkeypatch.setattr(harness_module, "run_job", lambda function, arguments: asked.append(arguments) or found)
+    options.model, options.document_tokens, options.kept_tokens, options.chunk_size = "m", 800, 64, 128
+    options.stores, options.rounds = ["memory", "int8"], 1
+    report = sessions.run(Harness("sessions", options))
+    assert [one["store"] for one in asked] == [row["store"] for row in report.rows] == ["memory", "int8"]
+    assert report.rows[0]["second_over_first_percent"] == 5
+    assert {path.name for path in report.paths} >= {"sessions.json", "sessions.csv"}
+    assert all(path.exists() for path in report.paths)
+
+
+def test_decode_rates_of_every_variant():
+    llm = TideKV(tiny_model("llama"), prefill=PrefillConfig(chunk_size=64, kept_tokens=64))
+    found = decode_rate.decode_rates(llm, random_prompt(200), new_tokens=3, repeats=2)
+    assert list(found) == list(decode_rate.VARIANTS)
+    assert all(len(figures["rates"]) == 2 and min(figures["rates"]) > 0 for figures in found.values())
+    sizes = {name: figures["cache_bytes"] for name, figures in found.items()}
+    assert sizes["2 bits"] < sizes["4 bits"] < sizes["8 bits"] < sizes["flattened"]
+    json.dumps(found)
 
 
 @pytest.mark.slow

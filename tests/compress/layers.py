@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tidekv_llm.attention import AttentionParams
-from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.cache.full_layer import FullLayer
 
 
 def random_layer(

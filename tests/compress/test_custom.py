@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,19 +15,19 @@ from torch import Tensor
 
 from tests.compress.layers import random_layer
 from tests.tiny_models import random_prompt, tiny_model
-from tidekv_llm.attention import AttentionDispatch
 from tidekv_llm.bench.selectors import EVERYTHING, Outcome, describe, settings, tabulate, verdict
+from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.compress.fan_out import FanOut
-from tidekv_llm.compress.layer import FullLayer
 from tidekv_llm.compress.layer_end import select_per_head, select_positions
 from tidekv_llm.compress.selectors import H2O, ChunkKV, Scorer, Selector, selector_names
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.engine import TideKV
 from tidekv_llm.errors import ConfigError, SelectorError
 from tidekv_llm.memory import MemoryMeter
+from tidekv_llm.prefill.layer_major import run_layer_major
+from tidekv_llm.prefill.task import PrefillTask
 from tidekv_llm.request import Request
-from tidekv_llm.schedules import Job, make_schedule
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_selector.py"
 
@@ -159,11 +159,11 @@ def test_one_prefill_for_many_compressors_gives_what_each_alone_gives() -> None:
     ]
     llm, prompt = TideKV(tiny_model("gemma3_text")), random_prompt(90)
     decoder = llm.decoder
-    full = [index for index in range(decoder.num_layers) if decoder.sliding_window(index) is None]
-    fan_out = FanOut([Compressor(config, 3, 90, 0, full) for config in configs])
+    fan_out = FanOut([Compressor(config, 3, 90, 0, decoder.full_layers) for config in configs])
     with MemoryMeter(decoder.device, weights=0) as meter, torch.no_grad():
-        job = Job(cast("Compressor", fan_out), AttentionDispatch(), Request(), meter, 20)
-        make_schedule("tidekv").prefill(decoder, torch.tensor([prompt]), job)
+        run_layer_major(
+            decoder, torch.tensor([prompt]), PrefillTask(PrefillConfig(), Request(), meter), fan_out, chunk_size=20
+        )
     for config, cache in zip(configs, fan_out.caches, strict=True):
         alone = TideKV(llm.model, prefill=config).prefill(prompt).cache
         for layer in range(3):

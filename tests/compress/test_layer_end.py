@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tests.compress.layers import random_layer
 from tests.reference.selection import kept_positions, snapkv_scores
+from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.compress.compressor import Compressor
-from tidekv_llm.compress.layer import FullLayer
 from tidekv_llm.compress.layer_end import mandatory_ranges, select_positions
 from tidekv_llm.compress.selectors import Recent, Selector, SnapKV
 from tidekv_llm.config import PrefillConfig

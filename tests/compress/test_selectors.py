@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +16,9 @@ from tests.compress.layers import random_layer
 from tests.reference import selectors as reference
 from tests.reference.selection import kept_positions
 from tests.tools.live_bytes import LiveBytes
+from tests.tools.work import Work
+from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.compress.compressor import Compressor
-from tidekv_llm.compress.layer import FullLayer
 from tidekv_llm.compress.layer_end import select_per_head, select_positions
 from tidekv_llm.compress.selectors import (
     H2O,
@@ -303,19 +303,39 @@ def test_live_bytes_while_scoring_do_not_grow_with_the_prompt(name: str, ada: bo
     assert peaks[1] <= peaks[0] * (1.05 if ada or name == "chunkkv" else 1.0)
 
 
+# Bytes moved to compress a layer, in passes over its keys in bfloat16: the float32 copies of scores count as they are.
+MOST_PASSES = {
+    "chunkkv": 38,
+    "expected-attention": 125,
+    "h2o": 7,
+    "keydiff": 32,
+    "random": 9,
+    "recent": 7,
+    "snapkv": 38,
+}
+
+
 @pytest.mark.parametrize("name", selector_names())
 @pytest.mark.parametrize("head_budget", ["uniform", "ada"])
-def test_compressing_a_layer_takes_at_most_3_ms_per_1000_prompt_tokens(name: str, head_budget: str) -> None:
-    """Scoring, selecting and gathering: the embedded model's shapes in bfloat16, 8,192 tokens, 1,024 kept."""
+def test_compressing_a_layer_takes_a_fixed_number_of_passes_over_its_keys(name: str, head_budget: str) -> None:
+    """Scoring, selecting and gathering: the embedded model's shapes in bfloat16, 1,024 kept."""
     config = PrefillConfig(selector=name, head_budget=head_budget, kept_tokens=1024)
-    layer = random_layer(8192, heads=9, kv_heads=3, dim=64)
-    half = {part: getattr(layer, part).bfloat16() for part in ("keys", "values", "queries")}
-    accumulator = _defaults(name).accumulator(8192)
-    if accumulator is not None:
-        accumulator.add(half["queries"], half["keys"], layer.params)
-    layer = dataclasses.replace(layer, **half, accumulated=accumulator)
-    runs = (_timed(lambda: Compressor(config, 3, 8192).compress(layer, None)) for _ in range(40))
-    assert any(seconds <= 8.192 * 3e-3 for seconds in runs)  # what else the machine does is not its cost
+    passes, launches = {}, {}
+    for length in (8192, 16384):
+        layer = random_layer(length, heads=9, kv_heads=3, dim=64)
+        half = {part: getattr(layer, part).bfloat16() for part in ("keys", "values", "queries")}
+        accumulator = _defaults(name).accumulator(length)
+        if accumulator is not None:
+            accumulator.add(half["queries"], half["keys"], layer.params)
+        layer = dataclasses.replace(layer, **half, accumulated=accumulator)
+        with Work() as work:
+            Compressor(config, 3, length).compress(layer, None)
+        passes[length] = work.moved_bytes / half["keys"].nbytes
+        launches[length] = work.launches
+    assert passes[8192] <= MOST_PASSES[name] + (3 if head_budget == "ada" else 0)
+    assert passes[16384] <= passes[8192], "work grows faster than the prompt"
+    assert launches[8192] <= 80 * 8.192, "blocks too small"
+    assert launches[16384] <= 2 * launches[8192]
 
 
 def _defaults(name: str) -> Selector:
@@ -327,9 +347,3 @@ def _choose(layer: FullLayer, selector: Selector, ada: bool) -> None:
         select_per_head(layer, selector, 512, window_size=16, sinks=4, block_size=1024, floor_alpha=0.5)
     else:
         select_positions(layer, selector, 512, window_size=16, sinks=4, block_size=1024)
-
-
-def _timed(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin

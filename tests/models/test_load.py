@@ -372,7 +372,7 @@ def test_embedded_model_stretched_says_so_in_the_log(
 
 def test_import_and_listing_need_no_torch() -> None:
     code = (
-        "import sys, tidekv_llm.models as m, tidekv_llm.doctor; m.list_models(); m.resolve('smollm2-135m');"
+        "import sys, tidekv_llm.models as m, tidekv_llm.cli.doctor; m.list_models(); m.resolve('smollm2-135m');"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

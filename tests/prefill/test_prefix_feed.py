@@ -36,8 +36,8 @@ class LateCopier:
         self.marks += 1
         return self.marks
 
-    def copy(self, target: Tensor, source: Tensor, after: int) -> tuple[Tensor, Tensor]:
-        self.log.append(("copy", int(source.flatten()[0]), after))
+    def copy(self, target: Tensor, source: Tensor, after: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        self.log.append(("copy", int(source.flatten()[0]), *after))
         return target, source
 
     def wait(self, ticket: tuple[Tensor, Tensor]) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from tidekv_llm.arguments import count, names
 from tidekv_llm.bench.harness import (
     Harness,
     Job,
+    Report,
     Row,
     add_common_arguments,
     add_model_arguments,
     bars,
-    count,
     measurement_job,
     mib,
-    names,
 )
 from tidekv_llm.bench.task import HF_ONE_SHOT
 from tidekv_llm.schedules import schedule_names
@@ -32,31 +32,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", type=names(allowed), default=["post-prefill", "tidekv"], help="comma-separated")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(harness: Harness) -> Report:
     """Measure and report: each method's longest length by bisection, each try in a process of its own."""
     from tidekv_llm.planner import LEAST_MEMORY
     from tidekv_llm.sizes import parse_bytes
 
-    harness = Harness("capacity", options)
+    options = harness.options
     limit = parse_bytes(options.memory_limit, least=LEAST_MEMORY)
-    rows = [_row(options, harness, method, limit) for method in options.methods]
+    rows = [_row(harness, index, limit) for index in range(len(options.methods))]
     title = f"{options.model}, {options.memory_limit} beyond the loaded model"
     return harness.finish(rows, title=title, plot=lambda figure: _plot(figure, rows))
 
 
-def _row(options: argparse.Namespace, harness: Harness, method: str, limit: int) -> Row:
-    low, high = 0, max(1, options.longest // options.step)
+def _row(harness: Harness, index: int, limit: int) -> Row:
+    options = harness.options
+    method, most = options.methods[index], max(1, options.longest // options.step)
+    low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        done = harness.try_run(_job(options, method, middle * options.step, limit))
+        fraction = (index + 1 - (high - low) / most) / len(options.methods)
+        done = harness.try_run(_job(options, method, middle * options.step, limit), fraction)
         low, high = (middle, high) if done is not None and done["completed"] else (low, middle - 1)
     row: Row = {
         "method": method,
         "longest_prompt_tokens": low * options.step,
-        "reached_the_end": low == max(1, options.longest // options.step),
+        "reached_the_end": low == most,
     }
     if low:
-        best = harness.try_run(_job(options, method, low * options.step, limit))
+        best = harness.try_run(_job(options, method, low * options.step, limit), (index + 1) / len(options.methods))
         row["transient_mib"] = mib(best["transient_bytes"]) if best else None
     return row
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from tidekv_llm.arguments import counts
 from tidekv_llm.bench.harness import (
     Harness,
     Job,
+    Report,
     Row,
     add_common_arguments,
     add_model_arguments,
-    counts,
     measurement_job,
     mib,
     summary,
@@ -27,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", choices=schedule_names(), default="tidekv", help="default: %(default)s")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(harness: Harness) -> Report:
     """Measure and report."""
-    harness = Harness("chunks", options)
+    options = harness.options
     runs = harness.run([_job(options, size) for size in options.sizes])
     rows = [_row(size, runs[str(size)]) for size in options.sizes]
     title = f"{options.method}, {options.model}, {options.prompt_tokens:,} tokens"

@@ -10,7 +10,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidekv_llm.bench.harness import Harness, Job, Row, add_common_arguments, add_model_arguments, count, counts, names
+from tidekv_llm.arguments import count, counts, names
+from tidekv_llm.bench.harness import Harness, Job, Report, Row, add_common_arguments, add_model_arguments, model_fields
 from tidekv_llm.schedules import schedule_names
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget-prompts", type=count, default=1, help="prompts for it (default: %(default)s)")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(harness: Harness) -> Report:
     """Measure and report."""
-    harness = Harness("fidelity", options)
+    options = harness.options
     jobs = [_job(options, index) for index in range(options.prompts)]
     runs = harness.run(jobs)
     results = [runs[job.label][0] for job in jobs]
@@ -52,11 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _job(options: argparse.Namespace, index: int) -> Job:
     arguments = {
-        "model": options.model,
-        "layers": options.layers,
-        "prompt_tokens": options.prompt_tokens,
-        "kept_tokens": options.kept_tokens,
-        "chunk_size": options.chunk_size,
+        **model_fields(options),
         "prompt_index": index,
         "methods": options.methods,
         "budgets": options.budgets if index < options.budget_prompts else [],

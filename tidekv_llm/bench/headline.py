@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from tidekv_llm.arguments import count, counts
 from tidekv_llm.bench.harness import (
     Harness,
     Job,
+    Report,
     Row,
     add_common_arguments,
     add_model_arguments,
     bars,
-    count,
-    counts,
     measurement_job,
     mib,
+    model_fields,
     summary,
 )
 from tidekv_llm.bench.task import HF_ONE_SHOT
@@ -30,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-fidelity", action="store_true", help="leave out the hidden states")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(harness: Harness) -> Report:
     """Measure and report."""
-    harness = Harness("headline", options)
+    options = harness.options
     methods = [(HF_ONE_SHOT, options.chunk_size), ("post-prefill", options.chunk_size)]
     methods += [("tidekv", size) for size in options.sizes]
     jobs = [_job(options, method, size) for method, size in methods]
@@ -74,17 +75,9 @@ def _row(method: str, size: int, runs: list[dict[str, Any]]) -> Row:
 def _add_fidelity(options: argparse.Namespace, harness: Harness, rows: list[Row]) -> None:
     """Relative L2 of hidden states against one-shot, and the chunk-major floor of the same run, per chunk size."""
     for row, size in zip(rows[2:], options.sizes, strict=True):
-        arguments = {
-            "model": options.model,
-            "layers": options.layers,
-            "prompt_tokens": options.prompt_tokens,
-            "kept_tokens": options.kept_tokens,
-            "chunk_size": size,
-            "prompt_index": 0,
-            "methods": ["chunked", "tidekv"],
-            "budgets": [],
-        }
-        found = harness.try_run(Job(f"fidelity, chunk {size}", "fidelity:compare", arguments))
+        chosen = {"chunk_size": size, "prompt_index": 0, "methods": ["chunked", "tidekv"], "budgets": []}
+        job = Job(f"fidelity, chunk {size}", "fidelity:compare", model_fields(options) | chosen)
+        found = harness.try_run(job, 1.0)
         if found is not None:
             row["relative_l2"] = found["methods"]["tidekv"]["relative_l2"]
             row["chunked_relative_l2"] = found["methods"]["chunked"]["relative_l2"]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from tidekv_llm.arguments import count, names
 from tidekv_llm.bench.harness import (
     Harness,
     Job,
+    Report,
     Row,
     add_common_arguments,
     add_model_arguments,
     bars,
-    count,
     measurement_job,
     mib,
-    names,
     summary,
 )
 from tidekv_llm.bench.task import HF_ONE_SHOT
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--new-tokens", type=count, default=32, help="tokens to decode (default: %(default)s)")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(harness: Harness) -> Report:
     """Measure and report."""
-    harness = Harness("latency", options)
+    options = harness.options
     runs = harness.run([_job(options, method) for method in options.methods])
     rows = [_row(method, runs[method]) for method in options.methods]
     base = next((row["ttft_seconds"] for row in rows if row["method"] == MATCHED), None)

@@ -8,16 +8,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from tidekv_llm.arguments import counts, names
 from tidekv_llm.bench.harness import (
     Harness,
     Job,
+    Report,
     Row,
     add_common_arguments,
     add_model_arguments,
-    counts,
     measurement_job,
     mib,
-    names,
     summary,
 )
 from tidekv_llm.bench.task import HF_ONE_SHOT
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bridge", choices=("device", "host"), default="device", help="default: %(default)s")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(harness: Harness) -> Report:
     """Measure and report."""
-    harness = Harness("memory", options)
+    options = harness.options
     jobs = [_job(options, method, length) for length in options.lengths for method in options.methods]
     runs = harness.run(jobs)
     rows = [

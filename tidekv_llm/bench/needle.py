@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,8 +19,9 @@ from tidekv_llm.config import PrefillConfig
 from tidekv_llm.decode.loop import DecodeAdapter, decode_tokens
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.memory import MemoryMeter
+from tidekv_llm.prefill.layer_major import run_layer_major
+from tidekv_llm.prefill.task import PrefillTask
 from tidekv_llm.request import Request
-from tidekv_llm.schedules import Job, make_schedule
 
 if TYPE_CHECKING:
     from tidekv_llm.engine import TideKV
@@ -136,15 +137,14 @@ def answers(
     """
     tokenizer, decoder = llm.tokenizer, llm.decoder
     assert tokenizer is not None
-    full = [index for index in range(decoder.num_layers) if decoder.sliding_window(index) is None]
+    ids, full = torch.tensor([list(token_ids)]), decoder.full_layers
     fan_out = FanOut(
         [Compressor(config, decoder.num_layers, len(token_ids), ANSWER_TOKENS, full) for config in configs]
     )
-    attention, schedule = AttentionDispatch(), make_schedule("tidekv")
     with MemoryMeter(decoder.device, weights=0) as meter:
-        job = Job(cast("Compressor", fan_out), attention, Request(), meter, chunk_size)
-        _, hidden = schedule.prefill(decoder, torch.tensor([list(token_ids)]), job)
-    logits = decoder.logits(hidden[:, -1])[0]
+        task = PrefillTask(PrefillConfig(), Request(), meter)
+        hidden = run_layer_major(decoder, ids, task, fan_out, chunk_size=chunk_size).hidden
+    logits, attention = decoder.logits(hidden[:, -1])[0], AttentionDispatch()
     texts = []
     for kept in fan_out.caches:
         adapter = DecodeAdapter(decoder, kept, attention)

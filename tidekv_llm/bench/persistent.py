@@ -5,17 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tidekv_llm.bench.harness import (
-    Harness,
-    Job,
-    Row,
-    add_common_arguments,
-    add_model_arguments,
-    count,
-    counts,
-    mib,
-    names,
-)
+from tidekv_llm.arguments import count, counts, names
+from tidekv_llm.bench.harness import Harness, Job, Report, Row, add_common_arguments, add_model_arguments, mib
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.schedules import schedule_names
 
@@ -33,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", type=names(schedule_names()), default=methods, help="default: both")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(harness: Harness) -> Report:
     """Measure and report."""
+    options = harness.options
     least = 3 * len(options.cycle)
     if options.requests < least:
         raise ConfigError(f"--requests={options.requests} must be at least {least}: two cycles warm up")
-    harness = Harness("persistent", options)
     runs = harness.run([_job(options, method) for method in options.methods])
     rows = [_row(method, trace(runs[method][0]), runs[method][0]) for method in options.methods]
     title = f"{options.model}, {options.requests} requests of {', '.join(map(str, options.cycle))} tokens"

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidekv_llm.bench.harness import Harness, Job, Row, add_common_arguments, count, counts, names, parts
+from tidekv_llm.arguments import count, counts, names, parts
+from tidekv_llm.bench.harness import Harness, Job, Report, Row, add_common_arguments
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.shapes import RANDOM_PREFIX
@@ -128,10 +129,10 @@ def _depths(text: str) -> list[float]:
     return list(dict.fromkeys(found))
 
 
-def run(options: argparse.Namespace) -> int:
+def run(harness: Harness) -> Report:
     """Sweep and report: a table, JSON with every answer, CSV, a picture."""
+    options = harness.options
     _check(options)
-    harness = Harness("selectors", options)
     jobs = [_job(options, *place) for place in itertools.product(options.haystacks, options.numbers, options.depths)]
     runs = harness.run(jobs)
     outcomes = [Outcome(**found) for job in jobs for found in runs[job.label][0]["outcomes"]]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.cache.layer import StoredLayer
 from tidekv_llm.compress.budgets import cake_layer_budgets, cake_preference
-from tidekv_llm.compress.layer import FullLayer
 from tidekv_llm.compress.layer_end import HeadKept, Kept
 from tidekv_llm.compress.scoring import window_spread
 

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.cache.flattened import FlattenedLayer
+from tidekv_llm.cache.full_layer import Accumulator, FullLayer
 from tidekv_llm.cache.layer import StoredLayer
 from tidekv_llm.cache.rectangular import RectangularLayer
 from tidekv_llm.compress.budgets import pyramid_layer_budgets, uniform_layer_budgets
 from tidekv_llm.compress.cascade import Cascade
-from tidekv_llm.compress.layer import FullLayer
 from tidekv_llm.compress.layer_end import HeadKept, Kept, select_per_head, select_positions
-from tidekv_llm.compress.selectors import Accumulator, Selector, make_selector
+from tidekv_llm.compress.selectors import Selector, make_selector
 from tidekv_llm.config import PrefillConfig
 
 
 @dataclass
 class Compressor:
-    """One request's layer-end step.
+    """One request's layer end (:class:`~tidekv_llm.cache.full_layer.LayerEnd`).
 
     Args:
         config: budgets, window, sinks and block size.

@@ -1,4 +1,4 @@
-"""One prefill, many caches: every finished layer goes to several compressors, to compare them."""
+"""One prefill, many caches: every finished layer goes to several layer ends, to compare them."""
 
 from __future__ import annotations
 
@@ -9,43 +9,44 @@ from torch import Tensor
 
 from tidekv_llm.attention import AttentionParams
 from tidekv_llm.cache.compressed import CompressedCache
+from tidekv_llm.cache.full_layer import Accumulator, FullLayer, LayerEnd
 from tidekv_llm.cache.layer import StoredLayer
-from tidekv_llm.compress.compressor import Compressor
-from tidekv_llm.compress.layer import FullLayer
-from tidekv_llm.compress.selectors import Accumulator
 
 
 class FanOut:
-    """Stands in for a :class:`Compressor`; the hidden states do not depend on what is evicted (Algorithm 1).
+    """A :class:`LayerEnd` of several; the hidden states do not depend on what is evicted (Algorithm 1).
 
-    The scheduler's own cache holds the last compressor's layers.
+    The scheduler's own cache holds the last one's layers.
 
     Args:
-        compressors: at least one, all for the same prompt.
+        ends: at least one, all for the same prompt.
 
     Attributes:
-        caches: what each compressor kept, in the same order.
+        caches: what each of them kept, in the same order.
     """
 
-    def __init__(self, compressors: Sequence[Compressor]) -> None:
-        self._compressors = tuple(compressors)
-        self.caches = [CompressedCache() for _ in self._compressors]
-        self.evidence: Tensor | None = None
+    def __init__(self, ends: Sequence[LayerEnd]) -> None:
+        self._ends = tuple(ends)
+        self.caches = [CompressedCache() for _ in self._ends]
+
+    @property
+    def evidence(self) -> None:
+        """Each end has its own."""
 
     @property
     def window_size(self) -> int:
-        """The widest observation window; each compressor looks at its own part of it."""
-        return max(compressor.window_size for compressor in self._compressors)
+        """The widest observation window; each end looks at its own part of it."""
+        return max(end.window_size for end in self._ends)
 
     def accumulator(self) -> _Accumulators:
-        """All compressors' accumulators behind one."""
-        return _Accumulators([compressor.accumulator() for compressor in self._compressors])
+        """All ends' accumulators behind one."""
+        return _Accumulators([end.accumulator() for end in self._ends])
 
     def compress(self, layer: FullLayer, window: int | None) -> StoredLayer:
-        """Let every compressor keep its own choice of ``layer``."""
+        """Let every end keep its own choice of ``layer``."""
         assert isinstance(layer.accumulated, _Accumulators)
-        for compressor, cache, gathered in zip(self._compressors, self.caches, layer.accumulated.parts, strict=True):
-            cache.commit(compressor.compress(replace(layer, accumulated=gathered), window))
+        for end, cache, gathered in zip(self._ends, self.caches, layer.accumulated.parts, strict=True):
+            cache.commit(end.compress(replace(layer, accumulated=gathered), window))
         return self.caches[-1].layer(-1)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.compress.budgets import ada_head_budgets
-from tidekv_llm.compress.layer import FullLayer
 from tidekv_llm.compress.scoring import StreamingTopK, blocks, pack
 from tidekv_llm.compress.selectors import Selector
 from tidekv_llm.compress.selectors.base import checked_scores

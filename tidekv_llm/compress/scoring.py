@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.cache.full_layer import FullLayer
 
 
 def blocks(length: int, block_size: int) -> Iterator[tuple[int, int]]:

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from tidekv_llm.documents.pages import Document
 from tidekv_llm.documents.prompt import PageSpan, Prompt, marker_name
+from tidekv_llm.documents.words import is_number, letters, sentences, words
 
 Origin = Literal["model", "text", "attention"]
 
@@ -124,25 +125,17 @@ _STOP_WORD_TEXT = """
     mention mentioned page pages passage provide provided question sorry text
 """
 _STOP_WORDS = frozenset(_STOP_WORD_TEXT.split())
-# 7,200 and 14.5 are one number each; everything else is split at non-letters.
-_WORD = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_]+")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-# Up to three letters before a full stop are taken for an abbreviation or initial ("No. 4", "St. Mary").
-_SENTENCE_END = re.compile(r"(?<=[.!?。！？])(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)\s+|\n{2,}")
-_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+_LAST_LATIN = "\u024f"
 
 
 def _terms(text: str) -> list[str]:
     """Content words and numbers, folded so that forms of one word meet: ``Keepers`` -> ``keeper``."""
-    found = []
-    for word in _WORD.findall(_THOUSANDS.sub("", text)):
-        if word[0].isdigit():
-            found.append(word)
-        elif _UNSPACED.search(word):  # scripts without spaces: pairs of characters stand in for words
-            found += [word[at : at + 2] for at in range(max(1, len(word) - 1))]
-        elif (folded := word.casefold()) not in _STOP_WORDS and (len(word) > 2 or word.isupper()):
-            found.append(_stem(folded))
-    return found
+    return [_stem(word) for word in words(text) if _tells(word)]
+
+
+def _tells(word: str) -> bool:
+    """Whether a word means something by itself; a single letter does in scripts whose letters are words."""
+    return is_number(word) or (word not in _STOP_WORDS and (len(word) > 1 or word > _LAST_LATIN))
 
 
 def _stem(word: str) -> str:
@@ -152,12 +145,6 @@ def _stem(word: str) -> str:
             word = word[: -len(ending)]
             break
     return word[:-1] if word.endswith("e") and len(word) > 3 else word
-
-
-def _sentences(text: str) -> list[str]:
-    """Sentences on one line each; the lines of a page are joined, for lines end anywhere."""
-    joined = (re.sub(r"\s+", " ", part).strip() for part in _SENTENCE_END.split(text))
-    return [sentence for sentence in joined if sentence]
 
 
 # --- pages ---------------------------------------------------------------------------------------------
@@ -177,11 +164,11 @@ class _PageText:
 
     @cached_property
     def sentences(self) -> list[tuple[str, frozenset[str]]]:
-        return [(sentence, frozenset(_terms(sentence))) for sentence in _sentences(self.text)]
+        return [(sentence, frozenset(_terms(sentence))) for sentence in sentences(self.text)]
 
     @cached_property
     def folded(self) -> str:
-        return _fold(self.text)
+        return letters(self.text)[0]
 
     def cite(self, origin: Origin, verified: bool, quote: str | None, score: float) -> Citation:
         span = self.span
@@ -217,7 +204,7 @@ class _PageIndex:
         """Weight per distinct term: rare words weigh more, numbers twice as much again."""
         count = len(self.pages)
         return {
-            term: math.log1p(count / max(1, self.page_counts[term])) * (_NUMBER_WEIGHT if term[0].isdigit() else 1)
+            term: math.log1p(count / max(1, self.page_counts[term])) * (_NUMBER_WEIGHT if is_number(term) else 1)
             for term in _terms(text)
         }
 
@@ -257,7 +244,7 @@ def _numbers_hold(weights: dict[str, float], page: _PageText) -> bool:
     "The tank holds 2,000 litres" shares all its words with "The tank holds 7,400 litres": the page is right
     and the answer is not, so the page is cited and not verified.
     """
-    numbers = {term for term in weights if term[0].isdigit()}
+    numbers = {term for term in weights if is_number(term)}
     at, _ = _best_position(weights, page)
     if at is None or not numbers:
         return not numbers
@@ -269,8 +256,8 @@ def _snippet(sentence: str | None, weights: dict[str, float]) -> str | None:
     """At most ``_MAX_QUOTE`` characters around the first matching word; tables have no full stops."""
     if sentence is None or len(sentence) <= _MAX_QUOTE:
         return sentence
-    hits = [match.start() for match in _WORD.finditer(sentence) if any(t in weights for t in _terms(match[0]))]
-    start = max(0, min((hits[0] if hits else 0) - 40, len(sentence) - _MAX_QUOTE))
+    hits = (match.start() for match in re.finditer(r"\S+", sentence) if not weights.keys().isdisjoint(_terms(match[0])))
+    start = max(0, min(next(hits, 0) - 40, len(sentence) - _MAX_QUOTE))
     if start:
         start = sentence.find(" ", start) + 1 or start
     return sentence[start : start + _MAX_QUOTE].rsplit(" ", 1)[0]
@@ -295,9 +282,9 @@ def _model_citations(answer: str, index: _PageIndex) -> Iterator[Citation]:
     previous_end = 0
     for match in _MARKER.finditer(answer):
         # The claim is what stands between the marker before and this one, back to a sentence's start.
-        claim = (_sentences(answer[previous_end : match.start()]) or [""])[-1]
+        claim = (sentences(answer[previous_end : match.start()]) or [""])[-1]
         if not claim and previous_end:  # "[p. 3] [p. 4]": both stand for the same claim
-            claim = (_sentences(_without_markers(answer[: match.start()])) or [""])[-1]
+            claim = (sentences(_without_markers(answer[: match.start()])) or [""])[-1]
         previous_end = match.end()
         name = match["name"].strip(" ,;:") or None
         for label in _labels(match["labels"], index):
@@ -317,7 +304,7 @@ def _labels(written: str, index: _PageIndex) -> Iterator[str]:
 
 
 def _quotes_hold(claim: str, page: _PageText) -> bool:
-    return all(_fold(quote) in page.folded for quote in _QUOTED.findall(claim))
+    return all(letters(quote)[0] in page.folded for quote in _QUOTED.findall(claim))
 
 
 def _model_citation(claim: str, page: _PageText, index: _PageIndex) -> Citation:
@@ -326,17 +313,12 @@ def _model_citation(claim: str, page: _PageText, index: _PageIndex) -> Citation:
     sentence, coverage = _best_sentence(weights, page)
     if quotes:
         # A quotation is checked to the letter: a wrong one is worse than none.
-        held = [quote for quote in quotes if _fold(quote) in page.folded]
+        held = [quote for quote in quotes if letters(quote)[0] in page.folded]
         verified = len(held) == len(quotes)
         return page.cite("model", verified, held[0] if held else None, 1.0 if verified else coverage)
     score = (coverage + _coverage(weights, page.terms)) / 2
     verified = score >= VERIFIED_THRESHOLD and _numbers_hold(weights, page)
     return page.cite("model", verified, sentence if verified else None, score)
-
-
-def _fold(text: str) -> str:
-    """Letters and digits only, so that line breaks, quote styles and hyphens do not matter."""
-    return re.sub(r"[\W_]+", "", text).casefold()
 
 
 # --- words of the answer ---------------------------------------------------------------------------------
@@ -347,7 +329,7 @@ def _text_citations(answer: str, question: str, index: _PageIndex) -> Iterator[C
     if not index.pages:
         return
     asked = index.weights(question)
-    for sentence in _sentences(answer):
+    for sentence in sentences(answer):
         weights = index.weights(sentence)
         if not weights or not _telling(weights, index):
             continue
@@ -361,7 +343,7 @@ def _telling(weights: dict[str, float], index: _PageIndex) -> bool:
     A word that is on every page places nothing, unless there is one page only.
     """
     count = len(index.pages)
-    return any(0 < index.page_counts[term] <= max(1, 0.6 * count) or term[0].isdigit() for term in weights)
+    return any(0 < index.page_counts[term] <= max(1, 0.6 * count) or is_number(term) for term in weights)
 
 
 def _match(weights: dict[str, float], asked: dict[str, float], page: _PageText) -> tuple[float, float]:

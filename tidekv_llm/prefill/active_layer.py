@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.attention import AttentionDispatch, AttentionParams, Scratch
-from tidekv_llm.compress.layer import FullLayer
-from tidekv_llm.compress.selectors import Accumulator
+from tidekv_llm.cache.full_layer import Accumulator, FullLayer
 from tidekv_llm.hf import KeysValuesOnly
 
 

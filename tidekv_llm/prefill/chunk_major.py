@@ -7,44 +7,42 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tidekv_llm.attention import Scratch
+from tidekv_llm.attention import AttentionDispatch, Scratch
 from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.cache.growing import GrowingLayer
 from tidekv_llm.hf import Decoder
 from tidekv_llm.prefill.chunks import plan_chunks
+from tidekv_llm.prefill.result import Construction
+from tidekv_llm.prefill.task import PrefillTask
 from tidekv_llm.prefill.work import WorkMeter
-from tidekv_llm.schedules.base import Job
 
 
-def prefill_chunks(
+def run_chunk_major(
     decoder: Decoder,
     token_ids: Tensor,
-    job: Job,
+    task: PrefillTask,
     *,
     chunk_size: int,
     make_layer: Callable[[int], GrowingLayer],
-) -> tuple[CompressedCache, Tensor]:
+) -> Construction:
     """Build a cache chunk by chunk.
 
     Args:
         decoder: the model.
         token_ids: int64 [B, S].
-        job: attention, request and meter; the compressor is not asked.
+        task: options, request and meter.
         chunk_size: C, tokens per step.
         make_layer: storage of layer ``index``, empty.
-
-    Returns:
-        The cache, and the last layer's hidden states: of the last token [B, 1, d_model], or with
-        ``job.all_outputs`` of all [B, S, d_model].
 
     Raises:
         Cancelled: within one chunk step of the caller's wish.
     """
-    chunks = plan_chunks(token_ids.shape[1], chunk_size, job.boundaries)
+    chunks = plan_chunks(token_ids.shape[1], chunk_size, task.boundaries)
     cache, scratch, work = CompressedCache(), Scratch(), WorkMeter(decoder, chunks)
+    attention, mlp_chunk_size = AttentionDispatch(task.config.attention), task.config.mlp_chunk_size
     layers = [make_layer(index) for index in range(decoder.num_layers)]
     for layer in layers:
-        layer.bind(job.attention, scratch)
+        layer.bind(attention, scratch)
         cache.commit(layer)
     outputs: Tensor | None = None
     for number, chunk in enumerate(chunks, start=1):
@@ -52,21 +50,21 @@ def prefill_chunks(
         positions = torch.arange(chunk.start, chunk.stop, device=hidden.device)
         tables: dict[str, object] = {}
         for index, layer in enumerate(layers):
-            job.request.check_cancelled()
+            task.request.check_cancelled()
             kind = decoder.layer_types[index]
             if kind not in tables:
                 tables[kind] = decoder.position_embeddings(hidden, positions, token_ids.shape[1] - 1, index)
-            hidden = decoder.run_layer(index, hidden, positions, tables[kind], layer, job.mlp_chunk_size)
-            with job.request.timed("compress"):
+            hidden = decoder.run_layer(index, hidden, positions, tables[kind], layer, mlp_chunk_size)
+            with task.request.timed("compress"):
                 layer.end_chunk()
-            job.request.report(index + 1, len(layers), number, len(chunks), work.finish(chunk))
-        if job.all_outputs:
+            task.request.report(index + 1, len(layers), number, len(chunks), work.finish(chunk))
+        if task.all_outputs:
             outputs = _collect(outputs, hidden, chunk.start, token_ids.shape[1])
     for layer in layers:
         layer.seal()
-    job.meter.set_component("temporary", scratch.nbytes)
-    job.meter.set_component("compressed_cache", cache.nbytes)
-    return cache, hidden[:, -1:].clone() if outputs is None else outputs
+    task.meter.set_component("temporary", scratch.nbytes)
+    task.meter.set_component("compressed_cache", cache.nbytes)
+    return Construction(cache, hidden[:, -1:].clone() if outputs is None else outputs)
 
 
 def _collect(outputs: Tensor | None, hidden: Tensor, start: int, length: int) -> Tensor:

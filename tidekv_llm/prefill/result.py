@@ -1,4 +1,4 @@
-"""What a prefill hands to the decode loop."""
+"""What a prefill gives: the cache as a schedule built it, and the whole that the decode loop takes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,22 @@ from torch import Tensor
 
 from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Construction:
+    """What a schedule built of a prompt.
+
+    Attributes:
+        cache: the decode cache.
+        hidden: last layer's hidden states before the final norm: of the last token [B, 1, d_model], or of all
+            [B, S, d_model] with ``task.all_outputs``.
+        evidence: see :class:`Prefilled`.
+    """
+
+    cache: CompressedCache
+    hidden: Tensor
+    evidence: Tensor | None = None
 
 
 @dataclass(slots=True)

@@ -1,13 +1,13 @@
 """Construction schedules by name: TideKV's and its matched controls, one file each.
 
-A schedule is an object with ``name`` and ``prefill(decoder, token_ids, job)``; it returns the cache and the last
+A schedule is an object with ``name`` and ``prefill(decoder, token_ids, task)``; it returns the cache and the last
 token's hidden state. All share weights, attention and decode, and those that evict selector and budgets: only the
 order and the storage differ.
 """
 
 from __future__ import annotations
 
-from tidekv_llm.schedules.base import Job, Schedule
+from tidekv_llm.schedules.base import Schedule
 
 _MODULES = {
     "tidekv": "tidekv_llm.schedules.tidekv",
@@ -37,4 +37,4 @@ def make_schedule(name: str) -> Schedule:
     return schedule
 
 
-__all__ = ["Job", "Schedule", "make_schedule", "schedule_names"]
+__all__ = ["Schedule", "make_schedule", "schedule_names"]

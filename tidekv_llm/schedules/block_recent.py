@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.compress.selectors import Recent
 from tidekv_llm.hf import Decoder
-from tidekv_llm.schedules.base import Job
-from tidekv_llm.schedules.online import OnlineRule, prefill_online
+from tidekv_llm.prefill.result import Construction
+from tidekv_llm.prefill.task import PrefillTask
+from tidekv_llm.schedules.base import Schedule
+from tidekv_llm.schedules.online import OnlineRule, run_evicting
 
 
-class BlockRecentSchedule:
+class BlockRecentSchedule(Schedule):
     """Recent-token eviction without sinks, as its name says: the first positions go with the first chunks.
 
     That is what drives its drift so high (paper: cosine 0.439, top-1 agreement 0): attention loses the positions
@@ -19,12 +20,11 @@ class BlockRecentSchedule:
     """
 
     name = "block-recent"
-    reuses_prefix = False
 
-    def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
-        config = job.compressor.config
+    def build(self, decoder: Decoder, token_ids: Tensor, task: PrefillTask) -> Construction:
+        config = task.config
         rule = OnlineRule(Recent(), config.kept_tokens, 1, 0, config.score_block_size)
-        return prefill_online(decoder, token_ids, job, rule=rule, chunk_size=job.chunk_size)
+        return run_evicting(decoder, token_ids, task, rule=rule, chunk_size=task.config.tokens_per_chunk)
 
 
 SCHEDULE = BlockRecentSchedule()

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.compress.selectors import SnapKV
 from tidekv_llm.hf import Decoder
-from tidekv_llm.schedules.base import Job
-from tidekv_llm.schedules.online import OnlineRule, prefill_online
+from tidekv_llm.prefill.result import Construction
+from tidekv_llm.prefill.task import PrefillTask
+from tidekv_llm.schedules.base import Schedule
+from tidekv_llm.schedules.online import OnlineRule, run_evicting
 
 
-class BlockSnapKVSchedule:
+class BlockSnapKVSchedule(Schedule):
     """The same selector, budget, window and sinks as ``tidekv``, applied before the prompt has been seen."""
 
     name = "block-snapkv"
-    reuses_prefix = False
 
-    def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
-        config = job.compressor.config
+    def build(self, decoder: Decoder, token_ids: Tensor, task: PrefillTask) -> Construction:
+        config = task.config
         rule = OnlineRule(
             selector=SnapKV.from_config(config),
             budget=config.kept_tokens,
@@ -26,7 +26,7 @@ class BlockSnapKVSchedule:
             sinks=config.sinks,
             block_size=config.score_block_size,
         )
-        return prefill_online(decoder, token_ids, job, rule=rule, chunk_size=job.chunk_size)
+        return run_evicting(decoder, token_ids, task, rule=rule, chunk_size=task.config.tokens_per_chunk)
 
 
 SCHEDULE = BlockSnapKVSchedule()

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tidekv_llm.cache.compressed import CompressedCache
+from tidekv_llm.cache.growing import GrowingLayer
 from tidekv_llm.hf import Decoder
-from tidekv_llm.prefill.chunk_major import prefill_chunks
-from tidekv_llm.schedules.base import Job
-from tidekv_llm.schedules.full import capacity, growing
+from tidekv_llm.prefill.chunk_major import run_chunk_major
+from tidekv_llm.prefill.result import Construction
+from tidekv_llm.prefill.task import PrefillTask
+from tidekv_llm.schedules.base import Schedule
 
 
-class ChunkedSchedule:
+class ChunkedSchedule(Schedule):
     """Activations are one chunk's, but every layer's full KV stays."""
 
     name = "chunked"
-    reuses_prefix = False
 
-    def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
-        return prefill_chunks(
-            decoder,
-            token_ids,
-            job,
-            chunk_size=job.chunk_size,
-            make_layer=lambda index: growing(capacity(token_ids, job), decoder.sliding_window(index)),
-        )
+    def build(self, decoder: Decoder, token_ids: Tensor, task: PrefillTask) -> Construction:
+        slots = token_ids.shape[1] + task.reserve
+
+        def make_layer(index: int) -> GrowingLayer:
+            return GrowingLayer(slots, window=decoder.sliding_window(index))
+
+        return run_chunk_major(decoder, token_ids, task, chunk_size=task.config.tokens_per_chunk, make_layer=make_layer)
 
 
 SCHEDULE = ChunkedSchedule()

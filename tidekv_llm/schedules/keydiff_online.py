@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.compress.selectors.keydiff import KeyDiff
 from tidekv_llm.hf import Decoder
-from tidekv_llm.schedules.base import Job
-from tidekv_llm.schedules.online import OnlineRule, prefill_online
+from tidekv_llm.prefill.result import Construction
+from tidekv_llm.prefill.task import PrefillTask
+from tidekv_llm.schedules.base import Schedule
+from tidekv_llm.schedules.online import OnlineRule, run_evicting
 
 BLOCK = 128  # tokens per step in KeyDiff's experiments
 PAPERS_KEYDIFF = KeyDiff(segment_length=None, share_heads=False)
 
 
-class KeyDiffOnlineSchedule:
+class KeyDiffOnlineSchedule(Schedule):
     """No window and no sinks, as in the original; the chunk size is KeyDiff's own, not the option's."""
 
     name = "keydiff-online"
-    reuses_prefix = False
 
-    def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
-        config = job.compressor.config
+    def build(self, decoder: Decoder, token_ids: Tensor, task: PrefillTask) -> Construction:
+        config = task.config
         rule = OnlineRule(PAPERS_KEYDIFF, config.kept_tokens, 0, 0, config.score_block_size)
-        return prefill_online(decoder, token_ids, job, rule=rule, chunk_size=BLOCK)
+        return run_evicting(decoder, token_ids, task, rule=rule, chunk_size=BLOCK)
 
 
 SCHEDULE = KeyDiffOnlineSchedule()

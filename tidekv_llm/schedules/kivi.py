@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 
-from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.hf import Decoder
-from tidekv_llm.prefill.layer_major import prefill_layers
-from tidekv_llm.schedules.base import Job
+from tidekv_llm.prefill.layer_major import run_layer_major
+from tidekv_llm.prefill.result import Construction
+from tidekv_llm.prefill.task import PrefillTask
+from tidekv_llm.schedules.base import Schedule
+from tidekv_llm.schedules.compressing import compressing
 
 BITS = 2
 RESIDUAL = 128  # most recent positions in full precision, as in the original
 
 
-class KiviSchedule:
+class KiviSchedule(Schedule):
     """Prefill in full precision, layer by layer; only what decode reads is quantised, once.
 
     The original also packs decoded tokens, 128 at a time; answers here are shorter than that matters. Sliding-window
@@ -23,11 +23,13 @@ class KiviSchedule:
     """
 
     name = "kivi"
-    reuses_prefix = False
 
-    def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
-        length, config = token_ids.shape[1], job.compressor.config
-        everything = config.replace(
+    def build(self, decoder: Decoder, token_ids: Tensor, task: PrefillTask) -> Construction:
+        length, config = token_ids.shape[1], task.config
+        quantised = compressing(
+            decoder,
+            token_ids,
+            task,
             kept_tokens=max(length, config.window_size + config.sinks),
             layer_budget="uniform",
             head_budget="uniform",
@@ -35,8 +37,7 @@ class KiviSchedule:
             kv_bits=BITS,
             kv_residual=RESIDUAL,
         )
-        quantised = replace(job, compressor=replace(job.compressor, config=everything))
-        return prefill_layers(decoder, token_ids, quantised, chunk_size=length)
+        return run_layer_major(decoder, token_ids, task, quantised, chunk_size=length)
 
 
 SCHEDULE = KiviSchedule()

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.attention import AttentionParams
-from tidekv_llm.cache.compressed import CompressedCache
+from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.cache.growing import GrowingLayer
-from tidekv_llm.compress.layer import FullLayer
 from tidekv_llm.compress.layer_end import select_positions
 from tidekv_llm.compress.selectors import Recent, Selector
 from tidekv_llm.hf import Decoder
-from tidekv_llm.prefill.chunk_major import prefill_chunks
-from tidekv_llm.schedules.base import Job
+from tidekv_llm.prefill.chunk_major import run_chunk_major
+from tidekv_llm.prefill.result import Construction
+from tidekv_llm.prefill.task import PrefillTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +117,15 @@ class OnlineLayer(GrowingLayer):
         return self._slots
 
 
-def prefill_online(
-    decoder: Decoder, token_ids: Tensor, job: Job, *, rule: OnlineRule, chunk_size: int
-) -> tuple[CompressedCache, Tensor]:
+def run_evicting(
+    decoder: Decoder, token_ids: Tensor, task: PrefillTask, *, rule: OnlineRule, chunk_size: int
+) -> Construction:
     """Chunk-major with eviction after every chunk; sliding-window layers keep exactly their window."""
 
     def make_layer(index: int) -> OnlineLayer:
         window = decoder.sliding_window(index)
         own = rule if window is None else OnlineRule(Recent(), window, 1, 0, rule.block_size)
-        room = own.budget + max(min(chunk_size, token_ids.shape[1]), job.compressor.reserve)
+        room = own.budget + max(min(chunk_size, token_ids.shape[1]), task.reserve)
         return OnlineLayer(index, decoder.num_layers, own, capacity=room, window=window)
 
-    return prefill_chunks(decoder, token_ids, job, chunk_size=chunk_size, make_layer=make_layer)
+    return run_chunk_major(decoder, token_ids, task, chunk_size=chunk_size, make_layer=make_layer)

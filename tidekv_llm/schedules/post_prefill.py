@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 
-from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.hf import Decoder
-from tidekv_llm.prefill.layer_major import prefill_layers
-from tidekv_llm.schedules.base import Job
+from tidekv_llm.prefill.layer_major import run_layer_major
+from tidekv_llm.prefill.result import Construction
+from tidekv_llm.prefill.task import PrefillTask
+from tidekv_llm.schedules.base import Schedule
+from tidekv_llm.schedules.compressing import compressing
 
 
-class PostPrefillSchedule:
+class PostPrefillSchedule(Schedule):
     """Layer-wise eviction after whole-prompt execution: activations are prompt-wide, not chunk-wide.
 
     Like the paper's control (section 4.3) it also scores densely: one block of S keys, a workspace of
@@ -20,14 +20,11 @@ class PostPrefillSchedule:
     """
 
     name = "post-prefill"
-    reuses_prefix = False
 
-    def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
+    def build(self, decoder: Decoder, token_ids: Tensor, task: PrefillTask) -> Construction:
         length = token_ids.shape[1]
-        dense = replace(job.compressor, config=job.compressor.config.replace(score_block_size=length))
-        result = prefill_layers(decoder, token_ids, replace(job, compressor=dense), chunk_size=length)
-        job.compressor.evidence = dense.evidence
-        return result
+        dense = compressing(decoder, token_ids, task, score_block_size=length)
+        return run_layer_major(decoder, token_ids, task, dense, chunk_size=length)
 
 
 SCHEDULE = PostPrefillSchedule()

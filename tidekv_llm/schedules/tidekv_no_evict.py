@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tidekv_llm.cache.compressed import CompressedCache
+from tidekv_llm.compress.keep_everything import KeepEverything
 from tidekv_llm.hf import Decoder
-from tidekv_llm.prefill.layer_major import prefill_layers
-from tidekv_llm.schedules.base import Job
-from tidekv_llm.schedules.full import growing, keep_everything
+from tidekv_llm.prefill.layer_major import run_layer_major
+from tidekv_llm.prefill.result import Construction
+from tidekv_llm.prefill.task import PrefillTask
+from tidekv_llm.schedules.base import Schedule
 
 
-class TideNoEvictSchedule:
+class TideNoEvictSchedule(Schedule):
     """Separates the effect of the order from that of the eviction."""
 
     name = "tidekv-no-evict"
-    reuses_prefix = False
 
-    def prefill(self, decoder: Decoder, token_ids: Tensor, job: Job) -> tuple[CompressedCache, Tensor]:
-        return prefill_layers(decoder, token_ids, keep_everything(job, growing), chunk_size=job.chunk_size)
+    def build(self, decoder: Decoder, token_ids: Tensor, task: PrefillTask) -> Construction:
+        everything = KeepEverything(task.config.window_size, task.reserve)
+        return run_layer_major(decoder, token_ids, task, everything, chunk_size=task.config.tokens_per_chunk)
 
 
 SCHEDULE = TideNoEvictSchedule()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidekv_llm.compress.selectors.base import Accumulator, Scorer, Selector
+from tidekv_llm.compress.selectors.base import Scorer, Selector
 from tidekv_llm.compress.selectors.chunkkv import ChunkKV
 from tidekv_llm.compress.selectors.expected_attention import ExpectedAttention
 from tidekv_llm.compress.selectors.h2o import H2O
@@ -52,7 +52,6 @@ for _selector in (ChunkKV, ExpectedAttention, H2O, KeyDiff, Random, Recent, Snap
 
 __all__ = [
     "H2O",
-    "Accumulator",
     "ChunkKV",
     "ExpectedAttention",
     "KeyDiff",

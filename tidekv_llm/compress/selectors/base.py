@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from tidekv_llm.attention import AttentionParams
-from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.cache.full_layer import Accumulator, FullLayer
 from tidekv_llm.errors import SelectorError
 
 if TYPE_CHECKING:
     from tidekv_llm.config import PrefillConfig
 
 Scorer = Callable[[int, int], Tensor]
-
-
-class Accumulator(Protocol):
-    """What a selector gathers of one layer while its chunks go by, for methods that need every query."""
-
-    def add(self, query: Tensor, keys: Tensor, params: AttentionParams) -> None:
-        """Take in a chunk: rotated queries [B, Hq, C, D], the last C positions of ``keys`` [B, Hkv, L, D]."""
 
 
 class Selector(ABC):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d, pad
 
-from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.cache.full_layer import Accumulator, FullLayer
 from tidekv_llm.compress.scoring import OnceEach
-from tidekv_llm.compress.selectors.base import Accumulator, Scorer, Selector, checked_scores
+from tidekv_llm.compress.selectors.base import Scorer, Selector, checked_scores
 from tidekv_llm.compress.selectors.snapkv import SnapKV
 from tidekv_llm.config import whole_number
 from tidekv_llm.errors import ConfigError

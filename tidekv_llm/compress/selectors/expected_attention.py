@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.attention import AttentionParams
-from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.compress.scoring import blocks
 from tidekv_llm.compress.selectors.base import Scorer, Selector
 from tidekv_llm.errors import SelectorError

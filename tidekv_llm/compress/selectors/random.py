@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.compress.selectors.base import Scorer, Selector
 
 _MIX = (0x2127599BF4325C37, 0x1CE4E5B9BF58476D)  # odd multipliers of a 64-bit avalanche

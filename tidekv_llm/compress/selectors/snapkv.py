@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from tidekv_llm.compress.layer import FullLayer
+from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.compress.scoring import OnceEach, pool, query_weights, window_lse, window_weights
 from tidekv_llm.compress.selectors.base import Scorer, Selector
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tidekv_llm import doctor as module
-from tidekv_llm.doctor import Check, doctor
+from tidekv_llm.cli import doctor as module
+from tidekv_llm.cli.doctor import Check, doctor
 from tidekv_llm.models import embedded
 
 

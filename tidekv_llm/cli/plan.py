@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tidekv_llm.config import AUTO_CHUNK, PrefillConfig
+from tidekv_llm.arguments import chunk_size, count, whole_number
+from tidekv_llm.cli.terminal import print_json, print_table
+from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,32 +15,31 @@ if TYPE_CHECKING:
 
 # The components that decide; --json has all of them.
 COLUMNS = {"compressed_cache": "cache", "active_kv": "layer KV", "bridge": "bridge", "activations": "act."}
-MIN_WIDTH = 100
-HELP = "predict memory from a model's config alone, and say what fits"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+def add_command(commands: Any) -> None:
+    """Add it to the command line's subparsers."""
+    summary = "predict memory from a model's config alone, and say what fits"
+    parser = commands.add_parser("plan", help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument(
         "--model",
         default="smollm2-135m",
         help="alias, random:llama-3.1-8b, random:mistral-7b, config.json, folder or hub id (default: %(default)s)",
     )
-    parser.add_argument("--layers", type=int, help="another number of layers than the config's")
-    parser.add_argument("--context", type=int, default=131072, help="prompt tokens (default: %(default)s)")
+    parser.add_argument("--layers", type=count, help="another number of layers than the config's")
+    parser.add_argument("--context", type=count, default=131072, help="prompt tokens (default: %(default)s)")
     parser.add_argument("--device-memory", metavar="SIZE", help="such as 24GiB: says what fits and how far it goes")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="kind (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=1, help="prompts at once (default: %(default)s)")
-    parser.add_argument("--kept-tokens", type=int, default=4096, help="KV positions a layer (default: %(default)s)")
-    parser.add_argument("--chunk-size", type=_chunk_size, default=2048, help="or auto (default: %(default)s)")
+    parser.add_argument("--batch", type=count, default=1, help="prompts at once (default: %(default)s)")
+    parser.add_argument(
+        "--kept-tokens", type=whole_number, default=4096, help="KV positions a layer (default: %(default)s)"
+    )
+    parser.add_argument("--chunk-size", type=chunk_size, default=2048, help="or auto (default: %(default)s)")
     parser.add_argument("--bridge", choices=("device", "host"), default="device", help="default: %(default)s")
-    parser.add_argument("--mlp-chunk-size", type=int, default=0, help="split the MLP further (default: no)")
+    parser.add_argument("--mlp-chunk-size", type=whole_number, default=0, help="split the MLP further (default: no)")
     parser.add_argument("--dtype", default="bfloat16", help="of weights and cache (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _chunk_size(text: str) -> int | str:
-    return text if text == AUTO_CHUNK else int(text)
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,13 +48,8 @@ def run(options: argparse.Namespace) -> int:
     from tidekv_llm.shapes import ModelShape, find_config
     from tidekv_llm.sizes import parse_bytes
 
-    for name in ("context", "batch"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name}={getattr(options, name)} must be at least 1")
     if options.context > PROMPT_LIMIT:
         raise ConfigError(f"--context={options.context} must be at most {PROMPT_LIMIT:,} tokens")
-    if options.layers is not None and options.layers < 1:
-        raise ConfigError(f"--layers={options.layers} must be at least 1")
     memory = parse_bytes(options.device_memory, least=LEAST_MEMORY) if options.device_memory is not None else None
     config = PrefillConfig(
         chunk_size=options.chunk_size,
@@ -66,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     plan = Plan(shape, options.context, config, batch=options.batch, device=options.device)
     rows = plan_table(plan, memory)
     if options.json:
-        print(json.dumps([row.as_dict() for row in rows]))
+        print_json([row.as_dict() for row in rows])
     else:
         _show(rows, options)
         if shape.max_positions and options.context > shape.max_positions:
@@ -75,21 +70,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(rows: list[PlanRow], options: argparse.Namespace) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     weights = rows[0].prediction.components["weights"] / 2**30
-    title = (
-        f"{options.model}: {options.context:,} tokens, batch {options.batch}, kept {options.kept_tokens:,}; in GiB, "
-    )
-    table = Table(title=f"{title}weights {weights:.2f}", title_justify="left", box=None, pad_edge=False)
-    for heading in ("schedule", "peak", "transient", *COLUMNS.values(), "host", "fits", "longest", "chunk"):
-        table.add_column(heading, justify="left" if heading == "schedule" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*_cells(row))
-    console = Console(highlight=False)
-    console.width = max(console.width, MIN_WIDTH)
-    console.print(table)
+    title = f"{options.model}: {options.context:,} tokens, batch {options.batch}, kept {options.kept_tokens:,}; in GiB"
+    headings = ("schedule", "peak", "transient", *COLUMNS.values(), "host", "fits", "longest", "chunk")
+    cells = [_cells(row) for row in rows]
+    print_table(cells, headings, right=range(1, len(headings)), title=f"{title}, weights {weights:.2f}")
 
 
 def _cells(row: PlanRow) -> list[str]:

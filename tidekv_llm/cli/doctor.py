@@ -1,7 +1,8 @@
-"""What this machine has and lacks: the lines of ``tidekv doctor``."""
+"""``tidekv doctor``: what this machine has and lacks."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import os
@@ -11,9 +12,12 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from rich.text import Text
 
 from tidekv_llm import hardware
+from tidekv_llm.cli.terminal import one_row, print_json, print_table
 from tidekv_llm.errors import ConfigError, reason
 from tidekv_llm.models import embedded
 
@@ -47,6 +51,32 @@ class Check(NamedTuple):
     value: str
     ok: bool
     hint: str = ""
+
+
+def add_command(commands: Any) -> None:
+    """Add it to the command line's subparsers."""
+    summary = "say what this machine can use"
+    parser = commands.add_parser("doctor", help=summary, description=summary)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look and print; 1 if something is wrong."""
+    checks = doctor()
+    if options.json:
+        print_json([check._asdict() for check in checks])
+    else:
+        print_table([row for check in checks for row in _rows(check)])
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def _rows(check: Check) -> list[tuple[str | Text, ...]]:
+    mark = Text("ok", "green") if check.ok else Text("!!", "red")
+    rows: list[tuple[str | Text, ...]] = [(mark, check.item, check.value)]
+    if check.hint:
+        rows.append(("", "", Text(one_row(check.hint), "dim")))
+    return rows
 
 
 def doctor() -> list[Check]:

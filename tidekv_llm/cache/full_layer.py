@@ -1,13 +1,25 @@
-"""What a selector sees: one layer's complete prompt, just before it is evicted."""
+"""A layer's end: one layer's complete prompt, and what it is handed to.
+
+Prefill and compression meet here and know nothing else of each other: whoever fills a layer gives a
+:class:`FullLayer` to a :class:`LayerEnd` and gets what is stored.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from tidekv_llm.attention import AttentionParams
+from tidekv_llm.cache.layer import StoredLayer
+
+
+class Accumulator(Protocol):
+    """What a layer end gathers of one layer while its chunks go by, for methods that need every query."""
+
+    def add(self, query: Tensor, keys: Tensor, params: AttentionParams) -> None:
+        """Take in a chunk: rotated queries [B, Hq, C, D], the last C positions of ``keys`` [B, Hkv, L, D]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +67,21 @@ class FullLayer:
     def group_size(self) -> int:
         """Query heads per KV head."""
         return self.queries.shape[1] // self.keys.shape[1]
+
+
+class LayerEnd(Protocol):
+    """What becomes of every finished layer of one prompt."""
+
+    @property
+    def window_size(self) -> int:
+        """W: how many of the prompt's last queries it wants to see in ``FullLayer.queries``."""
+
+    @property
+    def evidence(self) -> Tensor | None:
+        """Float32 [S] on the CPU: the scores each position was kept for so far, or None where nobody looks."""
+
+    def accumulator(self) -> Accumulator | None:
+        """What to feed with the next layer's chunks; it comes back as ``FullLayer.accumulated``."""
+
+    def compress(self, layer: FullLayer, window: int | None) -> StoredLayer:
+        """Copy what stays of ``layer`` into storage of its own; ``window`` is its sliding window, if it has one."""

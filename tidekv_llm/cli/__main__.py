@@ -1,0 +1,5 @@
+import sys
+
+from tidekv_llm.cli import main
+
+sys.exit(main())
