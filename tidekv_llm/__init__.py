@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidekv_llm.cache.compressed import CompressedCache
-    from tidekv_llm.compress.selectors import Selector, register_selector, selector_names
-    from tidekv_llm.config import PrefillConfig
+    from tidekv_llm.compress.selectors import Selector, register_selector
+    from tidekv_llm.config import PrefillConfig, selector_names
     from tidekv_llm.decode.sampling import Sampling
     from tidekv_llm.documents import Citation, Document, Page
     from tidekv_llm.engine import Answer, Generation, Stream, TideKV
@@ -43,7 +43,7 @@ _HOME = {
     "Stream": "tidekv_llm.engine",
     "TideKV": "tidekv_llm.engine",
     "register_selector": "tidekv_llm.compress.selectors",
-    "selector_names": "tidekv_llm.compress.selectors",
+    "selector_names": "tidekv_llm.config",
     "tidekv_attention": "tidekv_llm.hf",
 }
 

@@ -43,6 +43,7 @@ from tidekv_llm.lock import FairLock
 from tidekv_llm.memory import MemoryMeter, MemoryReport, weight_bytes
 from tidekv_llm.metrics import Metrics
 from tidekv_llm.models import LoadedModel, load
+from tidekv_llm.models.shapes import shape_of
 from tidekv_llm.planner import choose_chunk_size, require_memory
 from tidekv_llm.prefill.result import Prefilled
 from tidekv_llm.prefill.task import PrefillTask
@@ -336,7 +337,7 @@ class TideKV:
     @property
     def shape(self) -> ModelShape:
         """The model's dimensions, as the planner uses them."""
-        return ModelShape.of(self._open().decoder, self._open().nbytes)
+        return shape_of(self._open().decoder, self._open().nbytes)
 
     @property
     def decoder(self) -> Decoder:
