@@ -85,7 +85,7 @@ def test_the_core_needs_no_framework():
     assert names.isdisjoint({"langchain-core", "llama-index-core", "gradio", "fastapi", "flash-attn", "matplotlib"})
 
 
-IMPORT_NAMES = {"llama-index-core": "llama_index"}
+IMPORT_NAMES = {"llama-index-core": "llama_index", "python-multipart": "python_multipart"}
 EXTRAS_OF = {
     "tidekv_llm": ("flash", "preview", "bench", "langchain", "app"),  # inside functions only
     "tidekv_fields": ("langchain", "llama-index"),

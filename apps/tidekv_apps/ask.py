@@ -11,9 +11,10 @@ from tidekv_apps.jobs import Job
 from tidekv_apps.models import Models
 from tidekv_apps.reader import Reader
 from tidekv_apps.records import Comparison, Turn
+from tidekv_apps.registry import Registry
 from tidekv_apps.security import plain_error
 from tidekv_apps.settings import MAX_QUESTION_CHARACTERS
-from tidekv_apps.visits import Registry, Visit
+from tidekv_apps.visits import Visit
 from tidekv_llm.documents.pdf import format_numbers
 from tidekv_llm.documents.ranking import fill_room, only_pages, ranked_pages
 from tidekv_llm.errors import BusyError, Cancelled, ClosedError, ConfigError, ContextOverflowError, DocumentError
