@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tidekv_apps.ask import Asker
 from tidekv_apps.engines import EnginePool
 from tidekv_apps.jobs import JobQueue
+from tidekv_apps.lanes import ReadingLanes
 from tidekv_apps.security import OWNER_COOKIE
 from tidekv_apps.settings import AppOptions, AskSettings
+from tidekv_apps.storage import Storage
 from tidekv_apps.visits import Registry, Visit, VisitClosedError
 
 if TYPE_CHECKING:
@@ -35,8 +37,8 @@ class Services:
         self.uploads = folder / "uploads"
         self.pool = EnginePool(options)
         self.line = JobQueue(options.limits.waiting_jobs)
-        self.reading = threading.BoundedSemaphore(2)
-        self.registry = Registry(folder / "sessions", options.limits, self._new_settings)
+        self.lanes, self.storage = ReadingLanes(options.limits), Storage(options.limits)
+        self.registry = Registry(folder / "sessions", options.limits, self._new_settings, self.storage)
         self.pool.before_unload = self.registry.drop_readers
         self.asker = Asker(self.pool, self.line, self.registry)
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="tidekv-page")

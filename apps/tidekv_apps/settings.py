@@ -20,11 +20,16 @@ class Limits:
         files: documents per visit.
         file_bytes: one uploaded file.
         visit_bytes: all files of a visit.
+        owner_bytes: all files of one owner's visits.
+        stored_bytes: all files of all visits.
+        text_bytes: the text of an owner's files, in memory.
+        all_text_bytes: the text of everybody's files.
         upload_folder_bytes: all files on the server.
         pages: pages per file.
         characters: characters of text per file.
         parse_memory_bytes: memory of the child process that reads a PDF.
         parse_seconds: CPU time of that process, and its deadline.
+        reading_seconds: for all files of an owner, within ten minutes.
         visits: browser tabs at once.
         idle_seconds: after this long without a request a visit is closed.
         waiting_jobs: questions in the queue; more are refused.
@@ -34,11 +39,16 @@ class Limits:
     files: int = 20
     file_bytes: int = 100 << 20
     visit_bytes: int = 300 << 20
+    owner_bytes: int = 600 << 20
+    stored_bytes: int = 4 << 30
+    text_bytes: int = 256 << 20
+    all_text_bytes: int = 2 << 30
     upload_folder_bytes: int = 2 << 30
     pages: int = 5000
     characters: int = 20_000_000
     parse_memory_bytes: int = 1 << 30
     parse_seconds: int = 60
+    reading_seconds: float = 240.0
     visits: int = 200
     idle_seconds: float = 7200.0
     waiting_jobs: int = 32

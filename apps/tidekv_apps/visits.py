@@ -20,7 +20,9 @@ from tidekv_apps.budget import Budget, BudgetCounter
 from tidekv_apps.jobs import BusyError, Job
 from tidekv_apps.records import Entry, Turn
 from tidekv_apps.settings import AskSettings, Limits
+from tidekv_apps.storage import Holder, Storage
 from tidekv_llm.errors import DocumentError, TideKVError
+from tidekv_llm.memory.probes import return_free_heap
 
 if TYPE_CHECKING:
     from tidekv_apps.engines import ModelFacts
@@ -35,8 +37,9 @@ class VisitClosedError(TideKVError):
 class Visit:
     """One browser tab: its documents, conversation, settings and store, and nobody else's."""
 
-    def __init__(self, owner: str, folder: Path, settings: AskSettings) -> None:
-        self.owner, self.folder, self.settings = owner, folder, settings
+    def __init__(self, owner: str, folder: Path, settings: AskSettings, storage: Storage) -> None:
+        self.owner, self.folder, self.settings, self.storage = owner, folder, settings, storage
+        self.holder = Holder(owner, folder.name)
         self.lock, self.turnstile = threading.RLock(), asyncio.Lock()
         self.entries: list[Entry] = []
         self.parked: list[Entry] = []
@@ -115,13 +118,27 @@ class Visit:
             reader.close()
 
     def clear(self) -> None:
-        """Forget documents and conversation."""
+        """Forget documents and conversation, and delete the files."""
         self.stop()
         with self.lock:
             self.entries, self.parked, self.turns = [], [], []
             self.viewer = self.shown_turn = None
             self.notice = ""
+            self.counter.forget()
         self.drop_reader()
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Delete the files of entries that are gone, count neither them nor their text, and return the memory."""
+        with self.lock:
+            here = [*self.entries, *self.parked]
+            digests = {entry.digest for entry in here}
+            for file in self.folder.iterdir() if self.folder.exists() else ():
+                if file.name not in digests:
+                    file.unlink(missing_ok=True)
+            self.storage.files.keep_only(self.holder, digests)
+            self.storage.texts.keep_only(self.holder, {entry.key for entry in here})
+        return_free_heap()
 
     def stop(self) -> None:
         """Ask what runs to stop."""
@@ -144,9 +161,11 @@ class Registry:
         folder: Path,
         limits: Limits,
         new_settings: Callable[[], AskSettings],
+        storage: Storage,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder, self._limits, self._new_settings, self._clock = folder, limits, new_settings, clock
+        self._storage = storage
         self._visits: OrderedDict[str, Visit] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -178,7 +197,7 @@ class Registry:
             self._visits.pop(idle).close()
         folder = self._folder / secrets.token_hex(8)
         folder.mkdir(mode=0o700)
-        visit = Visit(owner, folder, self._new_settings())
+        visit = Visit(owner, folder, self._new_settings(), self._storage)
         visit.last_used = self._clock()
         self._visits[key] = visit
         return visit
