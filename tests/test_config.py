@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tidekv_llm
 from tidekv_llm import PrefillConfig
-from tidekv_llm.compress.selectors import Recent
+from tidekv_llm.compress.selectors import Recent, make_selector
+from tidekv_llm.config import SCHEDULES, NamedSelector, selector_names
 from tidekv_llm.errors import BudgetError, ConfigError, TideKVError
+from tidekv_llm.schedules import make_schedule
 
 WHOLE = "must be a whole number of at least"
 CASES: list[tuple[dict[str, Any], str]] = [
@@ -82,3 +88,49 @@ def test_a_config_is_frozen_and_hashable() -> None:
 
 def test_a_selector_object_is_taken_as_it_is() -> None:
     assert PrefillConfig(selector=Recent()).selector == Recent()
+
+
+def test_every_name_has_its_file_and_every_file_its_name() -> None:
+    package = Path(tidekv_llm.__file__).parent
+    for name in SCHEDULES:
+        assert make_schedule(name).name == name
+    assert {path.stem for path in (package / "schedules").glob("*.py")} >= {
+        name.replace("-", "_") for name in SCHEDULES
+    }
+    files = {path.stem for path in (package / "compress" / "selectors").glob("*.py")} - {"__init__", "base"}
+    assert files == {name.replace("-", "_") for name in selector_names()}
+    assert [make_selector(PrefillConfig(selector=name)).name for name in selector_names()] == list(selector_names())
+
+
+def test_what_looks_like_a_selector_but_scores_nothing_is_refused() -> None:
+    class Nameless(NamedSelector):
+        pass
+
+    class Idle(NamedSelector):
+        name = "idle"
+
+    with pytest.raises(ConfigError, match="Nameless has no name"):
+        PrefillConfig(selector=Nameless())
+    with pytest.raises(ConfigError, match="Idle scores nothing"):
+        make_selector(PrefillConfig(selector=Idle()))
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("from tidekv_llm import PrefillConfig; PrefillConfig(selector='h2o', schedule='kivi')", ""),
+        ("from tidekv_llm import PrefillConfig; PrefillConfig(schedule='x')", "choose one of tidekv, "),
+        ("from tidekv_llm.cli import main; main(['ask', 'nowhere.pdf', 'Why?'])", "no file 'nowhere.pdf'"),
+        (
+            "from tidekv_llm.cli import main; main(['ask', 'nowhere.pdf', 'Why?', '--selector=x'])",
+            "selector='x' is unknown",
+        ),
+    ],
+)
+def test_torch_is_not_imported_to_refuse(program: str, says: str, tmp_path: Path) -> None:
+    tail = "atexit.register(lambda: print('torch' in sys.modules, 'transformers' in sys.modules))"
+    found = subprocess.run(
+        [sys.executable, "-c", f"import atexit, sys; {tail}; {program}"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert found.stdout == "False False\n"
+    assert says in found.stderr

@@ -19,13 +19,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from tidekv_llm.errors import ConfigError
+from tidekv_llm.errors import CacheError, ConfigError
 
 # Bytes of one score tile. A tile must stay in the last-level cache, and the buffer is part of the construction
 # peak. 4 MiB in bf16 holds, for a group of 3 query heads and 8,192 keys, tiles of 85 queries.
@@ -51,6 +52,27 @@ class AttentionParams:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+
+
+def softcap_(logits: Tensor, cap: float | None) -> Tensor:
+    """``cap * tanh(logits / cap)``, in place; None leaves them."""
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+def mask_future_(logits: Tensor, own: int) -> None:
+    """Set the keys that come after their query to minus infinity, in place.
+
+    Args:
+        logits: [..., C, L]; row r stands at key ``own + r``.
+        own: the first row's own key; negative where all keys here come after it.
+
+    Example: 2 rows, 4 keys and own 1: the first row loses the keys 2 and 3, the second key 3.
+    """
+    first, (rows, keys) = max(0, own + 1), logits.shape[-2:]
+    if first < keys:
+        row = torch.arange(own, own + rows, device=logits.device)
+        key = torch.arange(first, keys, device=logits.device)
+        logits[..., first:].masked_fill_(key[None, :] > row[:, None], -math.inf)
 
 
 class Scratch:
@@ -100,6 +122,44 @@ class Attention(Protocol):
         lse_rows: int,
     ) -> tuple[Tensor, Tensor | None]:
         """Output [B, C, Hq, D] and the float32 log-sum-exp [B, Hq, lse_rows] of the last ``lse_rows`` queries."""
+
+
+class Attending(Protocol):
+    """What attends by itself: a layer that knows all its keys and values, wherever they lie."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
+        """Attention output [B, C, Hq, D]."""
+
+
+class BoundKeys(Tensor):
+    """Keys of a layer that only its own ``attend`` can read: a handle that HF's code hands to our function.
+
+    Any operation on them raises :class:`CacheError`, since they are a part of what the queries must see.
+    """
+
+    layer: Attending
+    _harmless: ClassVar[frozenset[Any]] = frozenset(
+        getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad")
+    )
+
+    @classmethod
+    def of(cls, keys: Tensor, layer: Attending) -> BoundKeys:
+        """The tensor as a handle of ``layer``."""
+        bound = keys.as_subclass(cls)
+        bound.layer = layer
+        return bound
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in cls._harmless:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        raise CacheError(
+            "a flattened or quantised cache needs our attention function; call generate() inside "
+            "`with tidekv_attention(model):`"
+        )
 
 
 class TiledAttention:
@@ -163,8 +223,7 @@ class TiledAttention:
         capacity = self.tile_bytes // query.element_size()
         scores = scratch.take("tile_scores", (group * count, keys.shape[0]), query, capacity=capacity)
         torch.addmm(scores, folded, keys.t(), beta=0, alpha=params.scaling, out=scores)
-        if params.softcap is not None:
-            scores.div_(params.softcap).tanh_().mul_(params.softcap)
+        softcap_(scores, params.softcap)
         rows.mask_(scores.view(group, count, -1))
         return scores
 
@@ -211,12 +270,9 @@ class _TileRows:
 
     def mask_(self, scores: Tensor) -> None:
         """Set what a row must not see to minus infinity, in place; scores [group, count, keys]."""
-        row = torch.arange(self.count, device=scores.device)
-        own = self.offset + self.start - self.first_key  # column of the first row's own position
-        future = torch.arange(scores.shape[-1] - own, device=scores.device)
-        if len(future) > 1:
-            scores[..., own:].masked_fill_(future[None, :] > row[:, None], -math.inf)
+        mask_future_(scores, self.offset + self.start - self.first_key)
         if self.window is not None:
+            row = torch.arange(self.count, device=scores.device)
             oldest = self._oldest - self.first_key
             column = torch.arange(min(max(0, oldest + self.count), scores.shape[-1]), device=scores.device)
             scores[..., : len(column)].masked_fill_(column[None, :] < row[:, None] + oldest, -math.inf)

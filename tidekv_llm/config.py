@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tidekv_llm.errors import BudgetError, ConfigError
-
-if TYPE_CHECKING:
-    from tidekv_llm.compress.selectors import Selector
 
 AUTO_CHUNK: Literal["auto"] = "auto"
 
@@ -18,6 +15,30 @@ LAYOUTS = ("auto", "rectangular", "flattened")
 KV_BITS = (16, 8, 4, 2)
 ATTENTIONS = ("auto", "tiled", "merge", "sdpa", "flash")
 BRIDGES = ("device", "host")
+LAYER_BUDGETS = ("uniform", "pyramid", "cake")
+HEAD_BUDGETS = ("uniform", "ada")
+# Each is a file of its own in tidekv_llm/schedules/, named after it.
+SCHEDULES = (
+    "tidekv", "tidekv-no-evict", "post-prefill", "one-shot", "chunked", "block-snapkv", "block-recent",
+    "keydiff-online", "kivi", "headinfer", "mini-sequence",
+)  # fmt: skip
+
+
+class NamedSelector:
+    """What every selector is: enough to tell one, and its name, without importing torch."""
+
+    name: ClassVar[str]
+
+
+# Each is a file of its own in tidekv_llm/compress/selectors/, named after it, which registers its class here.
+SELECTORS: dict[str, type[NamedSelector] | None] = dict.fromkeys(
+    ("chunkkv", "expected-attention", "h2o", "keydiff", "random", "recent", "snapkv")
+)
+
+
+def selector_names() -> tuple[str, ...]:
+    """Names that ``PrefillConfig(selector=...)`` takes, sorted."""
+    return tuple(sorted(SELECTORS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +75,7 @@ class PrefillConfig:
 
     chunk_size: int | Literal["auto"] = 2048
     kept_tokens: int = 4096
-    selector: str | Selector = "snapkv"
+    selector: str | NamedSelector = "snapkv"
     layer_budget: str = "uniform"
     head_budget: str = "uniform"
     window_size: int = 16
@@ -115,14 +136,9 @@ class PrefillConfig:
             )
 
     def _check_names(self) -> None:
-        # Registries are looked up late: they import torch, and a config must not.
-        from tidekv_llm.compress.budgets import HEAD_BUDGETS, LAYER_BUDGETS
-        from tidekv_llm.compress.selectors import Selector, selector_names
-        from tidekv_llm.schedules import schedule_names
-
         if isinstance(self.selector, str):
             _one_of("selector", self.selector, selector_names())
-        elif not isinstance(self.selector, Selector):
+        elif not isinstance(self.selector, NamedSelector):
             raise ConfigError(
                 f"selector={self.selector!r} must be a name ({', '.join(selector_names())}) or a Selector"
             )
@@ -130,7 +146,7 @@ class PrefillConfig:
             raise ConfigError(f"selector {type(self.selector).__name__} has no name; give the class a `name` string")
         _one_of("layer_budget", self.layer_budget, LAYER_BUDGETS)
         _one_of("head_budget", self.head_budget, HEAD_BUDGETS)
-        _one_of("schedule", self.schedule, schedule_names())
+        _one_of("schedule", self.schedule, SCHEDULES)
 
     @property
     def tokens_per_chunk(self) -> int:

@@ -8,16 +8,16 @@ user's model as it was.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from tidekv_llm.attention import AttentionDispatch, AttentionParams, Scratch
-from tidekv_llm.errors import CacheError, UnsupportedModelError
+from tidekv_llm.attention import Attending, AttentionDispatch, AttentionParams, BoundKeys, Scratch, softcap_
+from tidekv_llm.errors import UnsupportedModelError
 
 ATTENTION_NAME = "tidekv"
 CACHE_ATTENTION_NAME = "tidekv_cache"
@@ -25,12 +25,7 @@ BACKBONE_PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
 
-class _Attending(Protocol):
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
-        """Attention output [B, C, Hq, D]."""
-
-
-class LayerState(_Attending, Protocol):
+class LayerState(Attending, Protocol):
     """What a layer finds as its cache and our attention function calls back."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -39,9 +34,6 @@ class LayerState(_Attending, Protocol):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens seen before this call."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
-        """Attention output [B, C, Hq, D]."""
-
 
 class KeysValuesOnly(Exception):
     """Raised by a LayerState's ``attend`` once keys and values are stored and nothing else of the layer is needed.
@@ -49,37 +41,6 @@ class KeysValuesOnly(Exception):
     Algorithm 1 needs no outputs from the last layer but those of the last token: leaving it here skips the
     attention, the output projection and the MLP for all other tokens, in any model family.
     """
-
-
-class BoundKeys(Tensor):
-    """Keys of a layer that only its own ``attend`` can read: a handle that HF's code hands to our function.
-
-    Any operation on them raises :class:`CacheError`, since they are a part of what the queries must see.
-    """
-
-    layer: LayerState
-    _harmless: ClassVar[frozenset[Any]] = frozenset(
-        getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad")
-    )
-
-    @classmethod
-    def of(cls, keys: Tensor, layer: LayerState) -> BoundKeys:
-        """The tensor as a handle of ``layer``."""
-        bound = keys.as_subclass(cls)
-        bound.layer = layer
-        return bound
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in cls._harmless:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        raise CacheError(
-            "a flattened or quantised cache needs our attention function; call generate() inside "
-            "`with tidekv_attention(model):`"
-        )
 
 
 def _attention(
@@ -92,7 +53,7 @@ def _attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    tidekv: _Attending | None = None,
+    tidekv: Attending | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The function registered with transformers: hand the rotated tensors to the layer state."""
@@ -309,9 +270,7 @@ class Decoder:
             logits = logits / divisor
         if (factor := getattr(self.config, "logit_scale", None)) is not None:  # Cohere
             logits = logits * factor
-        if (cap := getattr(self.config, "final_logit_softcapping", None)) is not None:  # Gemma 2
-            logits = torch.tanh(logits / cap) * cap
-        return logits
+        return softcap_(logits, getattr(self.config, "final_logit_softcapping", None))  # Gemma 2
 
     @contextmanager
     def _own_attention(self) -> Iterator[None]:

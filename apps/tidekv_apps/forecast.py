@@ -6,24 +6,22 @@ from tidekv_apps.engines import ModelFacts
 from tidekv_apps.settings import AskSettings
 from tidekv_llm import planner
 from tidekv_llm.config import AUTO_CHUNK, PrefillConfig
+from tidekv_llm.costs.plan import Plan
 from tidekv_llm.errors import TideKVError
 
 COMPARED = ("tidekv", "post-prefill", "one-shot")
 
 
 def predict(facts: ModelFacts, tokens: int, settings: AskSettings, schedule: str, chunk: int = 0) -> dict[str, int]:
-    """The planner's components of one schedule at its peak, in bytes; empty where it knows none."""
-    if schedule not in planner.SCHEDULES:
-        return {}
+    """The planner's components of one schedule at its peak, in bytes."""
     config = _config(facts, tokens, settings, chunk).replace(schedule="tidekv")
-    plan = planner.Plan(facts.shape, tokens, config, device=facts.devices[0].type, reserve=settings.max_new_tokens)
+    plan = Plan(facts.shape, tokens, config, device=facts.devices[0].type, reserve=settings.max_new_tokens)
     return dict(planner.predict(schedule, plan).at_peak)
 
 
 def predictions(facts: ModelFacts, tokens: int, settings: AskSettings, chunk: int = 0) -> dict[str, dict[str, int]]:
     """Components of the schedules that every answer is compared with."""
-    found = {schedule: predict(facts, tokens, settings, schedule, chunk) for schedule in COMPARED}
-    return {schedule: parts for schedule, parts in found.items() if parts}
+    return {schedule: predict(facts, tokens, settings, schedule, chunk) for schedule in COMPARED}
 
 
 def _config(facts: ModelFacts, tokens: int, settings: AskSettings, chunk: int = 0) -> PrefillConfig:

@@ -15,9 +15,7 @@ from tidekv_apps.services import Services
 from tidekv_apps.settings import MAX_QUESTION_CHARACTERS, AskSettings, Limits
 from tidekv_apps.storage import Storage
 from tidekv_apps.visits import Visit
-from tidekv_llm.compress.budgets import HEAD_BUDGETS, LAYER_BUDGETS
-from tidekv_llm.compress.selectors import selector_names
-from tidekv_llm.schedules import schedule_names
+from tidekv_llm.config import HEAD_BUDGETS, LAYER_BUDGETS, SCHEDULES, selector_names
 
 STATIC = Path(__file__).parent / "static"
 PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": None}
@@ -83,7 +81,7 @@ class WebPage:
             "selector": gr.Dropdown(list(selector_names()), value=first.selector, label="Selector"),
             "layer_budget": gr.Dropdown(list(LAYER_BUDGETS), value=first.layer_budget, label="Layer budget"),
             "head_budget": gr.Dropdown(list(HEAD_BUDGETS), value=first.head_budget, label="Head budget"),
-            "schedule": gr.Dropdown(list(schedule_names()), value=first.schedule, label="Schedule"),
+            "schedule": gr.Dropdown(list(SCHEDULES), value=first.schedule, label="Schedule"),
             "max_new_tokens": gr.Number(first.max_new_tokens, label="Longest answer, tokens", precision=0),
             "temperature": gr.Number(first.temperature, label="Temperature", step=0.1),
             "top_p": gr.Number(first.top_p, label="Top p", step=0.05),
@@ -120,7 +118,7 @@ class WebPage:
         _html("<h2>This answer</h2>")
         self.figures = _html(figures_panel(_nobody()), "tk-figures-panel")
         with gr.Accordion("Compare with a real run", open=False, elem_id="tk-compare"):
-            others = [name for name in schedule_names() if name != "tidekv"]
+            others = [name for name in SCHEDULES if name != "tidekv"]
             self.schedule = gr.Dropdown(others, value=others[0], label="Schedule, same prompt, to the first token")
             self.compare = gr.Button("Run it", size="sm", elem_id="tk-compare-run")
 

@@ -12,6 +12,7 @@ from tidekv_apps.engines import ModelFacts
 from tidekv_apps.forecast import memory_problem, predictions
 from tidekv_apps.settings import AskSettings
 from tidekv_llm import planner
+from tidekv_llm.models.shapes import shape_of_config
 from tidekv_llm.shapes import ModelShape
 
 SETTINGS = AskSettings(model=MODEL, chunk_size=512)
@@ -56,4 +57,4 @@ def test_every_answer_is_compared_with_the_same_three(shape: ModelShape) -> None
 def shape() -> ModelShape:
     from transformers import LlamaConfig
 
-    return ModelShape.from_config(LlamaConfig(hidden_size=576, num_hidden_layers=30, num_attention_heads=9))
+    return shape_of_config(LlamaConfig(hidden_size=576, num_hidden_layers=30, num_attention_heads=9))

@@ -21,7 +21,7 @@ from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.compress.fan_out import FanOut
 from tidekv_llm.compress.layer_end import select_per_head, select_positions
 from tidekv_llm.compress.selectors import H2O, ChunkKV, Scorer, Selector, selector_names
-from tidekv_llm.config import PrefillConfig
+from tidekv_llm.config import SELECTORS, PrefillConfig
 from tidekv_llm.engine import TideKV
 from tidekv_llm.errors import ConfigError, SelectorError
 from tidekv_llm.memory import MemoryMeter
@@ -128,15 +128,13 @@ def test_the_example_is_short_and_works(monkeypatch: pytest.MonkeyPatch) -> None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
     spec.loader.exec_module(module)
-    from tidekv_llm.compress import selectors
-
     try:
         assert "long-values" in selector_names()
         config = PrefillConfig(kept_tokens=24, selector="long-values", head_budget="ada", layer_budget="cake")
         cache = TideKV(tiny_model(), prefill=config).prefill(random_prompt(90)).cache
         assert sum(len(cache.positions(layer, head)) for layer in range(3) for head in range(2)) == 144
     finally:
-        selectors._REGISTRY.pop("long-values")
+        SELECTORS.pop("long-values")
 
 
 def test_which_selectors_need_every_query() -> None:

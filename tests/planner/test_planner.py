@@ -10,10 +10,12 @@ import torch
 from tests.tiny_models import FAMILIES, random_prompt, tiny_model
 from tests.tools.live_bytes import LiveBytes
 from tidekv_llm import PrefillConfig, TideKV, attention, planner
+from tidekv_llm.costs.plan import Plan
 from tidekv_llm.errors import ConfigError, MemoryLimitError, ModelNotFoundError
-from tidekv_llm.planner import Plan, choose_chunk_size, longest_prompt, plan_table, predict
+from tidekv_llm.models.shapes import find_config, shape_of_config
+from tidekv_llm.planner import choose_chunk_size, longest_prompt, plan_table, predict
 from tidekv_llm.schedules import schedule_names
-from tidekv_llm.shapes import ModelShape, find_config
+from tidekv_llm.shapes import ModelShape
 
 GIB, MIB = 2**30, 2**20
 TILE = 256 * 1024
@@ -21,7 +23,7 @@ TILE = 256 * 1024
 
 @pytest.fixture(scope="module")
 def llama() -> ModelShape:
-    return ModelShape.from_config(find_config("random:llama-3.1-8b"))
+    return shape_of_config(find_config("random:llama-3.1-8b"))
 
 
 def at(shape: ModelShape, length: int, **changes: object) -> Plan:
@@ -101,7 +103,7 @@ def test_predictions_equal_the_exact_tracker(schedule, dtype, monkeypatch):
 def test_a_config_tells_what_a_loaded_model_tells(family):
     model = tiny_model(family)
     llm = TideKV(model)
-    assert ModelShape.from_config(model.config, dtype="float32") == llm.shape
+    assert shape_of_config(model.config, dtype="float32") == llm.shape
 
 
 def test_sliding_window_layers_keep_their_window_only(llama):
@@ -168,6 +170,17 @@ def test_the_largest_chunk_that_fits_is_taken(llama):
             chunks.append(choose_chunk_size(llama, 131072, config, "cuda"))
     assert chunks[0] == 2048
     assert chunks[1] <= 2048
+
+
+def test_auto_leaves_room_for_the_answer(llama, monkeypatch):
+    """Whatever is free: a chunk chosen for prompt and answer is refused only where the smallest one is, too."""
+    config, length, reserve = PrefillConfig(chunk_size="auto"), 65536, 16384
+    smallest = config.replace(chunk_size=planner.CHUNK_SIZES[-1])
+    least = predict("tidekv", Plan(llama, length, smallest, reserve=reserve)).peak_allocated_bytes - llama.weight_bytes
+    for spare in range(0, 2 * GIB, GIB // 8):
+        monkeypatch.setattr(planner, "_free", lambda device, free=least + spare: free)
+        chunk = choose_chunk_size(llama, length, config, "cuda", reserve)
+        planner.require_memory(llama, length, config.replace(chunk_size=chunk), "cuda", reserve)
 
 
 def test_bad_input_names_the_remedy(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 from tidekv_llm.bench.corpus import corpus_prompt
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.engine import TideKV
-from tidekv_llm.shapes import RANDOM_PREFIX, find_config
+from tidekv_llm.models.shapes import RANDOM_PREFIX, find_config
 
 EMBEDDED = "smollm2-135m"
 EMBEDDED_WINDOW = 8192

@@ -17,7 +17,7 @@ from tidekv_llm.arguments import count, counts, names, parts
 from tidekv_llm.bench.harness import Harness, Job, Report, Row, add_common_arguments
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import ConfigError
-from tidekv_llm.shapes import RANDOM_PREFIX
+from tidekv_llm.models.shapes import RANDOM_PREFIX
 
 if TYPE_CHECKING:
     from tidekv_llm.engine import TideKV

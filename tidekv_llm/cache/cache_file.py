@@ -13,8 +13,9 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -23,10 +24,22 @@ from tidekv_llm.cache.flattened import FlattenedLayer
 from tidekv_llm.cache.layer import StoredLayer
 from tidekv_llm.cache.rectangular import RectangularLayer
 from tidekv_llm.errors import CacheError
-from tidekv_llm.hf import Decoder
 
 FORMAT, VERSION = "tidekv-cache", 1
 LAYOUTS: dict[str, type[StoredLayer]] = {each.layout: each for each in (RectangularLayer, FlattenedLayer)}
+
+
+class Model(Protocol):
+    """What a cache must share with its model: a :class:`tidekv_llm.hf.Decoder` has it."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +53,10 @@ class CacheOwner:
     dtype: str
 
     @classmethod
-    def of(cls, decoder: Decoder, name: str) -> CacheOwner:
-        """The owner that a :class:`tidekv_llm.hf.Decoder` of a model called ``name`` is."""
-        dtype = str(decoder.dtype).removeprefix("torch.")
-        return cls(name, decoder.num_layers, decoder.num_kv_heads, decoder.head_dim, dtype)
+    def of(cls, model: Model, name: str) -> CacheOwner:
+        """The owner that a model called ``name`` is."""
+        dtype = str(model.dtype).removeprefix("torch.")
+        return cls(name, model.num_layers, model.num_kv_heads, model.head_dim, dtype)
 
 
 def write_layers(path: str | os.PathLike[str], layers: Sequence[StoredLayer], owner: CacheOwner) -> None:

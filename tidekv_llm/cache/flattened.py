@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tidekv_llm.attention import AttentionParams, Scratch
+from tidekv_llm.attention import AttentionParams, BoundKeys, Scratch
 from tidekv_llm.cache.head_attention import head_attention
 from tidekv_llm.cache.layer import StoredLayer, grown
 from tidekv_llm.cache.rows import FlatRows, PromptRows, QuantisedRows, restore_rows
-from tidekv_llm.hf import BoundKeys
 
 
 class FlattenedLayer(StoredLayer):

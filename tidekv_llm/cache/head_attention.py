@@ -11,7 +11,15 @@ import math
 import torch
 from torch import Tensor
 
-from tidekv_llm.attention import TILE_BYTES, AttentionParams, Scratch, apply_sinks, flash_attn_available
+from tidekv_llm.attention import (
+    TILE_BYTES,
+    AttentionParams,
+    Scratch,
+    apply_sinks,
+    flash_attn_available,
+    mask_future_,
+    softcap_,
+)
 from tidekv_llm.cache.rows import FlatRows, PromptRows
 
 # Score rows are a multiple of this many elements.
@@ -82,12 +90,8 @@ def _scores(
     torch.addmm(scores[:, :kept], folded, keys.t(), beta=0, alpha=params.scaling, out=scores[:, :kept])
     scores[:, kept:end] = torch.mm(folded, tail.t()).mul_(params.scaling)
     scores[:, used:] = -math.inf
-    if params.softcap is not None:
-        scores[:, :end].div_(params.softcap).tanh_().mul_(params.softcap)
-    if count > 1:
-        row = torch.arange(count, device=scores.device)
-        newest = scores.view(group, count, width)[..., end - count : end]
-        newest.masked_fill_(row[None, :] > row[:, None], -math.inf)
+    softcap_(scores[:, :end], params.softcap)
+    mask_future_(scores.view(group, count, width)[..., :end], end - count)
     if sinks is not None:  # a logit without a value
         scores.view(group, count, width)[..., end] = sinks[:, None]
     return torch.softmax(scores, dim=-1, out=scores)

@@ -44,8 +44,9 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Predict and print."""
-    from tidekv_llm.planner import LEAST_MEMORY, PROMPT_LIMIT, Plan, plan_table
-    from tidekv_llm.shapes import ModelShape, find_config
+    from tidekv_llm.costs.plan import Plan
+    from tidekv_llm.models.shapes import find_config, shape_of_config
+    from tidekv_llm.planner import LEAST_MEMORY, PROMPT_LIMIT, plan_table
     from tidekv_llm.sizes import parse_bytes
 
     if options.context > PROMPT_LIMIT:
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         bridge=options.bridge,
         mlp_chunk_size=options.mlp_chunk_size,
     )
-    shape = ModelShape.from_config(find_config(options.model, layers=options.layers), dtype=options.dtype)
+    shape = shape_of_config(find_config(options.model, layers=options.layers), dtype=options.dtype)
     plan = Plan(shape, options.context, config, batch=options.batch, device=options.device)
     rows = plan_table(plan, memory)
     if options.json:

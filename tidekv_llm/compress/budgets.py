@@ -11,9 +11,6 @@ from fractions import Fraction
 
 from tidekv_llm.errors import BudgetError
 
-LAYER_BUDGETS: tuple[str, ...] = ("uniform", "pyramid", "cake")
-HEAD_BUDGETS: tuple[str, ...] = ("uniform", "ada")
-
 
 def uniform_layer_budgets(kept_tokens: int, num_layers: int) -> list[int]:
     """The same budget for every layer: ``[kept_tokens] * num_layers``."""

@@ -6,12 +6,12 @@ normalised weights. Neither stores more than one block: temporary memory is O(Hq
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from tidekv_llm.attention import mask_future_, softcap_
 from tidekv_llm.cache.full_layer import FullLayer
 
 
@@ -29,16 +29,9 @@ def window_logits(layer: FullLayer, start: int, stop: int) -> Tensor:
     batch, _, window, dim = layer.queries.shape
     folded = layer.queries.reshape(batch, layer.kv_heads, -1, dim)
     logits = torch.matmul(folded, layer.keys[:, :, start:stop].transpose(-1, -2)).float()
-    logits.mul_(layer.params.scaling)
-    if layer.params.softcap is not None:
-        logits.div_(layer.params.softcap).tanh_().mul_(layer.params.softcap)
-    first_query = layer.prompt_length - window
-    if stop > first_query + 1:
-        # Query row r stands at position first_query + r and must not see later keys.
-        row = torch.arange(window, device=logits.device) + first_query
-        key = torch.arange(start, stop, device=logits.device)
-        shaped = logits.view(batch, layer.kv_heads, -1, window, stop - start)
-        shaped.masked_fill_(key[None, :] > row[:, None], -math.inf)
+    softcap_(logits.mul_(layer.params.scaling), layer.params.softcap)
+    shaped = logits.view(batch, layer.kv_heads, -1, window, stop - start)
+    mask_future_(shaped, layer.prompt_length - window - start)
     return logits
 
 

@@ -1,39 +1,25 @@
 """Construction schedules by name: TideKV's and its matched controls, one file each.
 
-A schedule is an object with ``name`` and ``prefill(decoder, token_ids, task)``; it returns the cache and the last
-token's hidden state. All share weights, attention and decode, and those that evict selector and budgets: only the
-order and the storage differ.
+All share weights, attention and decode, and those that evict selector and budgets: only the order and the storage
+differ. Each file holds how its cache is built and, beside it, what that costs.
 """
 
 from __future__ import annotations
 
-from tidekv_llm.schedules.base import Schedule
+import importlib
 
-_MODULES = {
-    "tidekv": "tidekv_llm.schedules.tidekv",
-    "tidekv-no-evict": "tidekv_llm.schedules.tidekv_no_evict",
-    "post-prefill": "tidekv_llm.schedules.post_prefill",
-    "one-shot": "tidekv_llm.schedules.one_shot",
-    "chunked": "tidekv_llm.schedules.chunked",
-    "block-snapkv": "tidekv_llm.schedules.block_snapkv",
-    "block-recent": "tidekv_llm.schedules.block_recent",
-    "keydiff-online": "tidekv_llm.schedules.keydiff_online",
-    "kivi": "tidekv_llm.schedules.kivi",
-    "headinfer": "tidekv_llm.schedules.headinfer",
-    "mini-sequence": "tidekv_llm.schedules.mini_sequence",
-}
+from tidekv_llm.config import SCHEDULES
+from tidekv_llm.schedules.base import Schedule
 
 
 def schedule_names() -> tuple[str, ...]:
     """Names that ``PrefillConfig(schedule=...)`` takes."""
-    return tuple(_MODULES)
+    return SCHEDULES
 
 
 def make_schedule(name: str) -> Schedule:
-    """The schedule called ``name`` (one of :func:`schedule_names`)."""
-    import importlib
-
-    schedule: Schedule = importlib.import_module(_MODULES[name]).SCHEDULE
+    """The schedule called ``name`` (one of :func:`schedule_names`), from the file that is named after it."""
+    schedule: Schedule = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").SCHEDULE
     return schedule
 
 

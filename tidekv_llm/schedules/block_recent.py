@@ -5,11 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from tidekv_llm.compress.selectors import Recent
+from tidekv_llm.costs.plan import Moments, Plan
 from tidekv_llm.hf import Decoder
 from tidekv_llm.prefill.result import Construction
 from tidekv_llm.prefill.task import PrefillTask
 from tidekv_llm.schedules.base import Schedule
-from tidekv_llm.schedules.online import OnlineRule, run_evicting
+from tidekv_llm.schedules.online import OnlineRule, block_cost, run_evicting
 
 
 class BlockRecentSchedule(Schedule):
@@ -25,6 +26,9 @@ class BlockRecentSchedule(Schedule):
         config = task.config
         rule = OnlineRule(Recent(), config.kept_tokens, 1, 0, config.score_block_size)
         return run_evicting(decoder, token_ids, task, rule=rule, chunk_size=task.config.tokens_per_chunk)
+
+    def cost(self, plan: Plan) -> Moments:
+        return block_cost(plan)
 
 
 SCHEDULE = BlockRecentSchedule()

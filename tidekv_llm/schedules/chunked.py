@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from tidekv_llm.cache.growing import GrowingLayer
+from tidekv_llm.costs.orders import chunk_major
+from tidekv_llm.costs.plan import Moments, Plan
 from tidekv_llm.hf import Decoder
 from tidekv_llm.prefill.chunk_major import run_chunk_major
 from tidekv_llm.prefill.result import Construction
@@ -24,6 +26,9 @@ class ChunkedSchedule(Schedule):
             return GrowingLayer(slots, window=decoder.sliding_window(index))
 
         return run_chunk_major(decoder, token_ids, task, chunk_size=task.config.tokens_per_chunk, make_layer=make_layer)
+
+    def cost(self, plan: Plan) -> Moments:
+        return chunk_major(plan, plan.chunk_size, slots=plan.everything)
 
 
 SCHEDULE = ChunkedSchedule()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from tidekv_llm.cache.growing import OffloadedLayer
+from tidekv_llm.costs.orders import chunk_major
+from tidekv_llm.costs.plan import Moments, Plan
 from tidekv_llm.hf import Decoder
 from tidekv_llm.prefill.chunk_major import run_chunk_major
 from tidekv_llm.prefill.result import Construction
@@ -26,6 +28,10 @@ class HeadInferSchedule(Schedule):
             return OffloadedLayer(slots, window=decoder.sliding_window(index), heads_per_group=HEADS_PER_GROUP)
 
         return run_chunk_major(decoder, token_ids, task, chunk_size=task.config.tokens_per_chunk, make_layer=make_layer)
+
+    def cost(self, plan: Plan) -> Moments:
+        slots, heads = plan.everything, HEADS_PER_GROUP
+        return chunk_major(plan, plan.chunk_size, slots=slots, on_host=True, heads_at_once=heads)
 
 
 SCHEDULE = HeadInferSchedule()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
+from tidekv_llm.costs.orders import layer_major
+from tidekv_llm.costs.plan import FLOAT32, Moments, Plan
 from tidekv_llm.hf import Decoder
 from tidekv_llm.prefill.layer_major import run_layer_major
 from tidekv_llm.prefill.result import Construction
@@ -23,6 +27,7 @@ class KiviSchedule(Schedule):
     """
 
     name = "kivi"
+    takes_chunk_size = False
 
     def build(self, decoder: Decoder, token_ids: Tensor, task: PrefillTask) -> Construction:
         length, config = token_ids.shape[1], task.config
@@ -38,6 +43,14 @@ class KiviSchedule(Schedule):
             kv_residual=RESIDUAL,
         )
         return run_layer_major(decoder, token_ids, task, quantised, chunk_size=length)
+
+    def cost(self, plan: Plan) -> Moments:
+        length = plan.prompt_length
+        own = replace(plan, config=plan.config.replace(kv_bits=BITS, kv_residual=RESIDUAL))
+        # The gathered layer is there until it is packed; one head at a time is copied to float32, shifted and scaled.
+        head = length * plan.shape.head_dim * 3 * FLOAT32
+        end = own.kv_bytes(length) + 2 * head
+        return layer_major(own, length, plan.config.mlp_chunk_size, keeps=own.everything, layer_end_bytes=end)
 
 
 SCHEDULE = KiviSchedule()

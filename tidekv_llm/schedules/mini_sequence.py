@@ -6,6 +6,8 @@ from torch import Tensor
 
 from tidekv_llm.cache.growing import OffloadedLayer
 from tidekv_llm.compress.keep_everything import KeepEverything
+from tidekv_llm.costs.orders import layer_major
+from tidekv_llm.costs.plan import Moments, Plan
 from tidekv_llm.hf import Decoder
 from tidekv_llm.prefill.layer_major import run_layer_major
 from tidekv_llm.prefill.result import Construction
@@ -23,6 +25,10 @@ class MiniSequenceSchedule(Schedule):
         split = task.with_options(mlp_chunk_size=config.mlp_chunk_size or config.tokens_per_chunk)
         offloaded = KeepEverything(config.window_size, task.reserve, OffloadedLayer)
         return run_layer_major(decoder, token_ids, split, offloaded, chunk_size=token_ids.shape[1])
+
+    def cost(self, plan: Plan) -> Moments:
+        split = plan.config.mlp_chunk_size or plan.chunk_size
+        return layer_major(plan, plan.prompt_length, split, keeps=plan.everything, layer_end_bytes=0, on_host=True)
 
 
 SCHEDULE = MiniSequenceSchedule()

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.cache.growing import GrowingLayer
+from tidekv_llm.costs.layer_step import LayerStep
+from tidekv_llm.costs.plan import Moments, Plan
 from tidekv_llm.hf import Decoder
 from tidekv_llm.prefill.result import Construction
 from tidekv_llm.prefill.task import PrefillTask
@@ -16,6 +18,7 @@ class OneShotSchedule(Schedule):
     """Not our layer path but transformers' own, with the model's own attention: what we are compared with."""
 
     name = "one-shot"
+    takes_chunk_size = False
 
     def build(self, decoder: Decoder, token_ids: Tensor, task: PrefillTask) -> Construction:
         cache = CompressedCache()
@@ -30,6 +33,18 @@ class OneShotSchedule(Schedule):
         task.meter.set_component("compressed_cache", cache.nbytes)
         task.request.report(decoder.num_layers, decoder.num_layers, 1, 1, 1.0)
         return Construction(cache, hidden if task.all_outputs else hidden[:, -1:].clone())
+
+    def cost(self, plan: Plan) -> Moments:
+        """Transformers' own forward: embeddings, the layer's input and all layers' KV are alive together."""
+        shape, length = plan.shape, plan.prompt_length
+        hidden = plan.batch * length * shape.hidden_size * shape.element_bytes
+        step = LayerStep(plan, length, length, length, repeats_kv=plan.tiled and shape.num_kv_heads < shape.num_heads)
+        steady = {
+            "weights": shape.weight_bytes,
+            "compressed_cache": plan.caches(shape.num_layers, plan.everything),
+            "bookkeeping": plan.evidence_bytes,
+        }
+        return Moments(({**steady, "bridge": 2 * hidden, "activations": step.activation_bytes()},), steady)
 
 
 SCHEDULE = OneShotSchedule()

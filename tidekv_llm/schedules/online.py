@@ -13,6 +13,9 @@ from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.cache.growing import GrowingLayer
 from tidekv_llm.compress.layer_end import select_positions
 from tidekv_llm.compress.selectors import Recent, Selector
+from tidekv_llm.costs.layer_step import scoring_bytes
+from tidekv_llm.costs.orders import chunk_major
+from tidekv_llm.costs.plan import INT64, Moments, Plan
 from tidekv_llm.hf import Decoder
 from tidekv_llm.prefill.chunk_major import run_chunk_major
 from tidekv_llm.prefill.result import Construction
@@ -129,3 +132,19 @@ def run_evicting(
         return OnlineLayer(index, decoder.num_layers, own, capacity=room, window=window)
 
     return run_chunk_major(decoder, token_ids, task, chunk_size=chunk_size, make_layer=make_layer)
+
+
+def evicting_cost(plan: Plan, chunk: int, score_bytes: int) -> Moments:
+    """Budget plus one chunk of slots per layer; an eviction copies one of keys or values aside."""
+    kept = min(plan.config.kept_tokens, plan.prompt_length)
+    slots = min(kept + chunk, plan.prompt_length)
+    aside = plan.kv_bytes(kept) // 2 + plan.batch * plan.shape.num_kv_heads * kept * INT64
+    evict = max(aside, score_bytes) if slots > kept else 0
+    return chunk_major(plan, chunk, slots=lambda layer: slots, evict_bytes=evict, slot_positions=INT64)
+
+
+def block_cost(plan: Plan) -> Moments:
+    """Of a rule that evicts after every chunk of the prompt."""
+    history = plan.config.kept_tokens + plan.chunk_size
+    scores = scoring_bytes(plan, plan.config.score_block_size, plan.config.kept_tokens, history)
+    return evicting_cost(plan, plan.chunk_size, scores)

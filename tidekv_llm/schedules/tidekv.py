@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tidekv_llm.costs.orders import layer_major
+from tidekv_llm.costs.plan import Moments, Plan
 from tidekv_llm.hf import Decoder
 from tidekv_llm.prefill.layer_major import run_layer_major
 from tidekv_llm.prefill.result import Construction
@@ -21,6 +23,9 @@ class TideSchedule(Schedule):
     def build(self, decoder: Decoder, token_ids: Tensor, task: PrefillTask) -> Construction:
         layer_end, chunk_size = compressing(decoder, token_ids, task), task.config.tokens_per_chunk
         return run_layer_major(decoder, token_ids, task, layer_end, chunk_size=chunk_size, boundaries=task.boundaries)
+
+    def cost(self, plan: Plan) -> Moments:
+        return layer_major(plan, plan.chunk_size, plan.config.mlp_chunk_size)
 
 
 SCHEDULE = TideSchedule()

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from tidekv_llm.cache.full_layer import Accumulator, FullLayer
-from tidekv_llm.errors import SelectorError
-
-if TYPE_CHECKING:
-    from tidekv_llm.config import PrefillConfig
+from tidekv_llm.config import SELECTORS, NamedSelector, PrefillConfig
+from tidekv_llm.errors import ConfigError, SelectorError
 
 Scorer = Callable[[int, int], Tensor]
 
 
-class Selector(ABC):
+class Selector(NamedSelector, ABC):
     """Scores keys; the highest ones outside the mandatory set are kept (paper, Eq. 8).
 
     Subclasses are small frozen dataclasses whose fields are the method's parameters. A selector holds no state
     between layers or prompts: what pass 1 finds lives in the closure that :meth:`scorer` returns.
     """
 
-    name: ClassVar[str]
     #: Whether the scores depend on the question (its queries are in the observation window).
     query_aware: ClassVar[bool] = False
     #: How many neighbouring layers share the first one's choice.
@@ -55,6 +52,25 @@ class Selector(ABC):
     def from_config(cls, config: PrefillConfig) -> Selector:
         """The selector that the options describe; override where fields come from them."""
         return cls()
+
+
+SelectorClass = TypeVar("SelectorClass", bound=type[Selector])
+
+
+def register_selector(selector: SelectorClass) -> SelectorClass:
+    """Make a selector class known by its ``name``; usable as a decorator.
+
+    Raises:
+        ConfigError: the name is missing or taken by another class.
+    """
+    name = getattr(selector, "name", None)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"selector {selector.__name__} has no name; give the class a `name` string")
+    taken = SELECTORS.get(name) or selector
+    if taken is not selector:
+        raise ConfigError(f"selector name {name!r} is taken by {taken.__name__}; choose another")
+    SELECTORS[name] = selector
+    return selector
 
 
 def checked_scores(scores: object, layer: FullLayer, count: int, selector: Selector) -> Tensor:

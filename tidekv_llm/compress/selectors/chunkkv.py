@@ -12,12 +12,13 @@ from torch.nn.functional import max_pool1d, pad
 
 from tidekv_llm.cache.full_layer import Accumulator, FullLayer
 from tidekv_llm.compress.scoring import OnceEach
-from tidekv_llm.compress.selectors.base import Scorer, Selector, checked_scores
+from tidekv_llm.compress.selectors.base import Scorer, Selector, checked_scores, register_selector
 from tidekv_llm.compress.selectors.snapkv import SnapKV
 from tidekv_llm.config import whole_number
 from tidekv_llm.errors import ConfigError
 
 
+@register_selector
 @dataclass(frozen=True)
 class ChunkKV(Selector):
     """Every key scores the mean, over its chunk, of the token scores summed over the KV heads.

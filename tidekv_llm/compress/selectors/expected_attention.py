@@ -11,7 +11,7 @@ from torch import Tensor
 from tidekv_llm.attention import AttentionParams
 from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.compress.scoring import blocks
-from tidekv_llm.compress.selectors.base import Scorer, Selector
+from tidekv_llm.compress.selectors.base import Scorer, Selector, register_selector
 from tidekv_llm.errors import SelectorError
 
 
@@ -45,6 +45,7 @@ class QueryMoments:
         return mean.float(), covariance.float()
 
 
+@register_selector
 @dataclass(frozen=True)
 class ExpectedAttention(Selector):
     """(softmax over i of m.k_i * scaling + k_i' C k_i * scaling**2 / 2, + epsilon) * |v_i|.

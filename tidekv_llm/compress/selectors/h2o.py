@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from tidekv_llm.attention import TILE_BYTES, AttentionParams, Scratch
+from tidekv_llm.attention import TILE_BYTES, AttentionParams, Scratch, mask_future_, softcap_
 from tidekv_llm.cache.full_layer import FullLayer
-from tidekv_llm.compress.selectors.base import Scorer, Selector
+from tidekv_llm.compress.selectors.base import Scorer, Selector, register_selector
 from tidekv_llm.errors import SelectorError
 
 
@@ -53,15 +52,12 @@ class AttentionMass:
         logits = self._scratch.take("logits", (group * count, keys.shape[0]), folded)
         torch.mm(folded, keys.t(), out=logits)
         weights = self._scratch.take("weights", logits.shape, logits.new_empty(0, dtype=torch.float32))
-        weights.copy_(logits).mul_(params.scaling)
-        if params.softcap is not None:
-            weights.div_(params.softcap).tanh_().mul_(params.softcap)
-        row = torch.arange(count, device=keys.device)
-        square = weights.view(group, count, -1)[..., -count:]
-        square.masked_fill_(row[None, :] > row[:, None], -math.inf)
+        softcap_(weights.copy_(logits).mul_(params.scaling), params.softcap)
+        mask_future_(weights.view(group, count, -1), keys.shape[0] - count)
         return torch.softmax(weights, dim=-1, out=weights)
 
 
+@register_selector
 @dataclass(frozen=True)
 class H2O(Selector):
     """Attention mass over all prompt queries, mean over the group's query heads.

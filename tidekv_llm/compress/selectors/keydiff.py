@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.compress.scoring import blocks
-from tidekv_llm.compress.selectors.base import Scorer, Selector
+from tidekv_llm.compress.selectors.base import Scorer, Selector, register_selector
 from tidekv_llm.config import whole_number
 from tidekv_llm.errors import ConfigError
 
@@ -20,6 +20,7 @@ ANCHOR_BLOCK = 512
 LEAST_SEGMENT = 16
 
 
+@register_selector
 @dataclass(frozen=True)
 class KeyDiff(Selector):
     """-cos(k_i, mean of the unit-normalised rotated keys around it), mean over the KV heads. Looks at no query.

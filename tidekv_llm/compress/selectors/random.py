@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.cache.full_layer import FullLayer
-from tidekv_llm.compress.selectors.base import Scorer, Selector
+from tidekv_llm.compress.selectors.base import Scorer, Selector, register_selector
 
 _MIX = (0x2127599BF4325C37, 0x1CE4E5B9BF58476D)  # odd multipliers of a 64-bit avalanche
 _ROW, _LAYER, _LENGTH = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 
 
+@register_selector
 @dataclass(frozen=True)
 class Random(Selector):
     """A hash of seed, layer, prompt length, batch row, head and position: the same in every run and block."""

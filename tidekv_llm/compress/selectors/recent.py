@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.cache.full_layer import FullLayer
-from tidekv_llm.compress.selectors.base import Scorer, Selector
+from tidekv_llm.compress.selectors.base import Scorer, Selector, register_selector
 
 
+@register_selector
 @dataclass(frozen=True)
 class Recent(Selector):
     """The later a position, the higher its score; the sinks are mandatory (``PrefillConfig.sinks``)."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.compress.scoring import OnceEach, pool, query_weights, window_lse, window_weights
-from tidekv_llm.compress.selectors.base import Scorer, Selector
-
-if TYPE_CHECKING:
-    from tidekv_llm.config import PrefillConfig
+from tidekv_llm.compress.selectors.base import Scorer, Selector, register_selector
+from tidekv_llm.config import PrefillConfig
 
 
+@register_selector
 @dataclass(frozen=True)
 class SnapKV(Selector):
     """Mean attention of the observation window, averaged over the group's query heads, then pooled.

@@ -1,0 +1,95 @@
+"""What to predict for, and what a prediction is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidekv_llm.cache.rows import GROUP
+from tidekv_llm.config import PrefillConfig
+from tidekv_llm.shapes import ModelShape
+
+FLOAT32 = 4
+INT64 = 8
+INT32 = 4
+
+Components = dict[str, int]
+COMPONENTS = ("weights", "compressed_cache", "active_kv", "bridge", "activations", "temporary", "bookkeeping")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to predict for.
+
+    Attributes:
+        shape: the model.
+        prompt_length: S.
+        config: chunk size (a number here), budget, window, bridge.
+        batch: B.
+        device: ``"cuda"`` or ``"cpu"``; host memory counts on a CPU, scratch tiles are the CPU backend's.
+        reserve: slots for decoded tokens.
+    """
+
+    shape: ModelShape
+    prompt_length: int
+    config: PrefillConfig
+    batch: int = 1
+    device: str = "cuda"
+    reserve: int = 0
+
+    @property
+    def chunk_size(self) -> int:
+        """C, at most the prompt."""
+        return min(self.config.tokens_per_chunk, self.prompt_length)
+
+    @property
+    def tiled(self) -> bool:
+        """Whether attention works on tiles in scratch buffers (CPU) or inside a fused kernel (CUDA)."""
+        return self.device == "cpu"
+
+    def kv_bytes(self, positions: int) -> int:
+        """Keys and values of one layer: 2 * B * Hkv * positions * D * b."""
+        return self.batch * self.shape.kv_bytes(positions)
+
+    def kept(self, layer: int) -> int:
+        """Positions that layer keeps: its window if it has one, else the budget."""
+        window = self.shape.window(layer)
+        return min(self.config.kept_tokens if window is None else window, self.prompt_length)
+
+    def everything(self, layer: int) -> int:
+        """Positions that layer keeps where nothing is evicted."""
+        return self.prompt_length
+
+    def caches(self, layers: int, positions: Callable[[int], int]) -> int:
+        """Bytes of the first ``layers`` layers' storage."""
+        return sum(self.stored_bytes(layer, positions(layer)) for layer in range(layers))
+
+    def stored_bytes(self, layer: int, positions: int) -> int:
+        """One layer's storage: all in full precision, or ``kv_bits`` but for the newest ``kv_residual``.
+
+        Quantised, every ``GROUP`` numbers share a float32 scale and zero (:mod:`tidekv_llm.cache.rows`).
+        """
+        bits = self.config.kv_bits
+        if bits >= 16 or self.shape.window(layer) is not None:
+            return self.kv_bytes(positions + self.reserve)
+        full = min(self.config.kv_residual, positions)
+        numbers = 2 * self.batch * self.shape.num_kv_heads * self.shape.head_dim * (positions - full)
+        return numbers * bits // 8 + numbers * 2 * FLOAT32 // GROUP + self.kv_bytes(full + self.reserve)
+
+    def position_bytes(self, layers: int, positions: Callable[[int], int], size: int = INT32) -> int:
+        """Bytes of the kept positions, int32 per KV head and slot."""
+        return self.batch * self.shape.num_kv_heads * size * sum(positions(layer) for layer in range(layers))
+
+    @property
+    def evidence_bytes(self) -> int:
+        """Float32 evidence per prompt position, in host memory."""
+        return self.prompt_length * FLOAT32 if self.device == "cpu" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """What a schedule holds: components at its critical moments, what stays, and what lies in host memory."""
+
+    moments: tuple[Components, ...]
+    steady: Components
+    host_bytes: int = 0
