@@ -53,15 +53,13 @@ class Ledger:
             self._held[holder, key] = size
             self._add(holder, size)
 
-    def give_back(self, holder: Holder, key: Hashable) -> None:
-        """They are gone; nothing if they were never counted."""
+    def keep_only(self, holder: Holder, keys: Collection[Hashable]) -> int:
+        """Everything else of the visit is gone; returns how many bytes that was."""
         with self._lock:
-            self._add(holder, -self._held.pop((holder, key), 0))
-
-    def keep_only(self, holder: Holder, keys: Collection[Hashable]) -> None:
-        """Everything else of the visit is gone."""
-        for key in [key for one, key in list(self._held) if one == holder and key not in keys]:
-            self.give_back(holder, key)
+            gone = [(one, key) for one, key in self._held if one == holder and key not in keys]
+            size = sum(self._held.pop(one) for one in gone)
+            self._add(holder, -size)
+            return size
 
     def held(self, holder: Holder | str) -> int:
         """Bytes of a visit, or of an owner."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
+from tests.documents.cpu_time import growth
 from tidekv_llm.documents.cleanup import clean_text, find_problem, unreadable_share
 
 
@@ -90,7 +89,10 @@ def test_share_is_a_share():
 
 @pytest.mark.parametrize("unit", ["a", "-", "a-", "a- ", " ", "\n", "a-\n", "/g1", "\u034f", "("])
 def test_cleaning_stays_linear(unit):
-    text, start = unit * (600_000 // len(unit)), time.process_time()
-    clean_text(text)
-    find_problem(text)
-    assert time.process_time() - start < 5
+    def clean(characters: int) -> None:
+        text = unit * (characters // len(unit))
+        clean_text(text)
+        find_problem(text)
+
+    # Eight times the text takes about eight times as long; a step that looks back at all of it, 64 times.
+    assert growth(lambda: clean(40_000), lambda: clean(320_000)) < 24
