@@ -22,6 +22,7 @@ import pytest
 
 from tests.integrations.frameworks import Framework
 from tests.integrations.tiny import WINDOW, save_tiny_chat, tiny_tokenizer
+from tidekv_llm.engine.run import Run
 from tidekv_llm.errors import Cancelled, ClosedError
 from tidekv_llm.service.requests import encode
 
@@ -203,7 +204,7 @@ def _idle_after(llm: Any) -> float:
     return time.perf_counter() - began
 
 
-def test_11_cancelled_task_stops_the_prefill(framework: Framework, tiny: str) -> None:
+def test_11_cancelled_task_stops_the_prefill(framework: Framework, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """LC#23282, LI#12242."""
 
     async def run(started: threading.Event) -> None:
@@ -215,22 +216,22 @@ def test_11_cancelled_task_stops_the_prefill(framework: Framework, tiny: str) ->
             await task
 
     with _slow(framework, tiny) as llm:
-        engine = llm.engine_handle().engine()
+        llm.engine_handle().engine()
         began = time.perf_counter()
         framework.text(llm, LONG)
         whole = time.perf_counter() - began
         started, seen = threading.Event(), []
-        real = engine._prefill
+        real = Run.prefill
 
-        def prefill(ids: Any, request: Any, **options: Any) -> Any:
+        def prefill(run: Run, task: Any) -> Any:
             started.set()
             try:
-                return real(ids, request, **options)
+                return real(run, task)
             except Cancelled as error:
                 seen.append(error)
                 raise
 
-        engine._prefill = prefill
+        monkeypatch.setattr(Run, "prefill", prefill)
         asyncio.run(run(started))
         assert _idle_after(llm) < whole / 3
         assert len(seen) == 1
@@ -297,7 +298,7 @@ def test_12_concurrent_requests_give_what_they_give_alone(framework: Framework, 
         assert asyncio.run(together()) == alone
 
 
-def test_13_documents_go_in_as_text_not_as_repr(tiny: str) -> None:
+def test_13_documents_go_in_as_text_not_as_repr(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """LI#12613."""
     from langchain_core.documents import Document
     from llama_index.core.schema import TextNode
@@ -307,20 +308,14 @@ def test_13_documents_go_in_as_text_not_as_repr(tiny: str) -> None:
     from llama_index.llms.tidekv import WholeDocumentQueryEngine
 
     seen: list[str] = []
+    real = Run.prefill
 
-    def watch(llm: Any) -> None:
-        engine = llm.engine_handle().engine()
-        real = engine._generate
+    def prefill(run: Run, task: Any) -> Any:
+        seen.append(run.hold.get().tokenizer.decode(task.ids[0]))  # type: ignore[union-attr]
+        return real(run, task)
 
-        def generate(ids: Any, *rest: Any, **named: Any) -> Any:
-            seen.append(engine.tokenizer.decode(ids))
-            return real(ids, *rest, **named)
-
-        engine._generate = generate
-
+    monkeypatch.setattr(Run, "prefill", prefill)
     with TideKVLLM(model=tiny) as llm, LlamaIndexLLM(model=tiny) as other:
-        watch(llm)
-        watch(other)
         page = "The tower is high."
         stuff_documents_chain(llm).invoke({"context": [Document(page)], "question": "How high?"})
         WholeDocumentQueryEngine(other, [TextNode(text=page)]).query("How high?")
@@ -365,12 +360,13 @@ def test_15_llama_index_packs_by_the_models_own_tokens(tiny: str) -> None:
             Settings.tokenizer = None
 
 
-def test_16_too_long_is_an_error_with_both_counts_and_nothing_is_cut(framework: Framework, tiny: str) -> None:
+def test_16_too_long_is_an_error_with_both_counts_and_nothing_is_cut(
+    framework: Framework, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ollama#8099, ollama#3839."""
     text = "x" * 3000
     with framework.make(tiny) as llm:
-        engine = llm.engine_handle().engine()
-        engine._prefill = lambda *_, **__: pytest.fail("something was computed")
+        monkeypatch.setattr(Run, "prefill", lambda *_: pytest.fail("something was computed"))
         for call in (lambda: framework.text(llm, text), lambda: list(framework.deltas(llm, text))):
             with pytest.raises(framework.overflow, match=r"3,0\d\d .*2,048") as caught:
                 call()

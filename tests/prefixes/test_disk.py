@@ -182,10 +182,10 @@ def test_other_weights_dtypes_settings_and_chunk_sizes_get_stores_of_their_own()
 
 def test_an_automatic_chunk_size_goes_on_with_the_one_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = engine().with_prefill(chunk_size="auto")
-    monkeypatch.setattr("tidekv_llm.engine.choose_chunk_size", lambda *_: 256)
+    monkeypatch.setattr("tidekv_llm.engine.run.choose_chunk_size", lambda *_: 256)
     with llm.open(document(), store="disk") as session:
         session.ingest()
-    monkeypatch.setattr("tidekv_llm.engine.choose_chunk_size", lambda *_: 128)
+    monkeypatch.setattr("tidekv_llm.engine.run.choose_chunk_size", lambda *_: 128)
     with llm.open(document(), store="disk") as session:
         assert follow_up(session, "Why?").metrics.reused_prefix_tokens == session.document_tokens
 

@@ -48,8 +48,6 @@ class DiskPrefix(StoredPrefix):
         CacheError: the disk is full or the folder cannot be written; nothing is left behind.
     """
 
-    kind = "disk"
-
     def __init__(self, key: PrefixKey, token_ids: Sequence[int], num_layers: int, *, root: Path) -> None:
         super().__init__(key, token_ids, num_layers)
         self._root = root

@@ -27,8 +27,6 @@ class MemoryPrefix(StoredPrefix):
         limit_bytes: a store that would grow beyond is refused at its first layer; None for no limit.
     """
 
-    kind = "memory"
-
     def __init__(
         self,
         key: PrefixKey,
@@ -47,6 +45,10 @@ class MemoryPrefix(StoredPrefix):
     @property
     def nbytes(self) -> int:
         return sum(keys.nbytes + values.nbytes for keys, values in self._layers.values())
+
+    @property
+    def host_bytes(self) -> int:
+        return self.nbytes
 
     def save(self, layer: int, keys: Tensor, values: Tensor) -> None:
         try:
