@@ -11,10 +11,11 @@ from tidekv_apps.forecast import memory_problem, predictions
 from tidekv_apps.jobs import BusyError, Job, JobQueue
 from tidekv_apps.reader import Reader
 from tidekv_apps.records import Comparison, Turn
+from tidekv_apps.registry import Registry
 from tidekv_apps.retrieve import choose_pages
 from tidekv_apps.security import plain_error
 from tidekv_apps.settings import MAX_QUESTION_CHARACTERS
-from tidekv_apps.visits import Registry, Visit
+from tidekv_apps.visits import Visit
 from tidekv_llm.documents.pdf import format_numbers
 from tidekv_llm.errors import Cancelled, ClosedError, ConfigError, ContextOverflowError, DocumentError
 

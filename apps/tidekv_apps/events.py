@@ -78,7 +78,7 @@ class PageEvents:
 
     def on_unload(self, request: gr.Request) -> None:
         """A tab was closed."""
-        self.services.registry.close(*identity(request))
+        self.services.registry.close(*identity(request)[:2])
 
     async def on_clear(self, request: gr.Request) -> View:
         """New conversation."""

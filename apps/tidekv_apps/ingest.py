@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 from collections.abc import Callable, Sequence
@@ -85,6 +86,8 @@ class Ingest:
             shutil.copyfile(file, target)
             target.chmod(0o600)
         file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder that it had for itself
+            file.parent.rmdir()
         return Entry(name=safe_name(file.name), path=target, digest=digest)
 
     def read(self, entries: Sequence[Entry], job: Job) -> None:

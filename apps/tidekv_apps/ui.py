@@ -11,6 +11,7 @@ from tidekv_apps import panels
 from tidekv_apps.api import Endpoints
 from tidekv_apps.events import PageEvents, panel
 from tidekv_apps.figures import figures_panel
+from tidekv_apps.files import file_drop
 from tidekv_apps.services import Services
 from tidekv_apps.settings import MAX_QUESTION_CHARACTERS, AskSettings
 from tidekv_apps.visits import Visit
@@ -52,7 +53,7 @@ class WebPage:
     def _documents(self) -> None:
         _html("<h2>Documents</h2>")
         self.status = _html("", "tk-status")
-        self.files = gr.File(
+        self.files = file_drop(
             file_count="multiple",
             file_types=[".pdf", ".txt", ".md"],
             label="Drop PDF, text or Markdown files",

@@ -29,14 +29,12 @@ from typing import IO
 
 from tidekv_llm.errors import ModelDownloadError, one_line
 from tidekv_llm.files import tree_bytes
+from tidekv_llm.models.loading import Progress
 
 ALIAS = "smollm2-135m"
 DESCRIPTION = "SmolLM2-135M-Instruct, 8,192 tokens (32,768 with YaRN), Apache-2.0; answers short factual questions"
 TRAINED_WINDOW = 8192
 EXTENDED_WINDOW = 32768
-
-Progress = Callable[[str, float], None]
-"""Called with a message and the fraction done, 0.0 to 1.0."""
 
 # Read by tests, which point them at a small package of their own.
 PIP_COMMAND: tuple[str, ...] = (sys.executable, "-m", "pip")
