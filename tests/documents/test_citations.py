@@ -123,6 +123,66 @@ def test_scripts_without_spaces():
     assert [c.page for c in cite_pages("灯台の高さは四十一メートルです。", spans, document)] == [1]
 
 
+def verdict(page: str, answer: str, question: str = "") -> list[bool]:
+    document = Document.from_text(page)
+    return [c.verified for c in cite_pages(answer, [PageSpan(0, 1, "1", 0, 9)], document, question=question)]
+
+
+@pytest.mark.parametrize(
+    ("page", "right", "wrong"),
+    [
+        ("水箱容量为7400升。塔高36米。", "水箱容量为7400升。", "水箱容量为36升。"),
+        ("水箱容量为７４００升，塔高３６米。", "水箱容量为7400升。", "水箱容量为9升。"),
+        ("The tank holds 7400 litres. The tower is 36 m high.", "The tank holds 7,400 litres.", "Tank: 36 litres."),
+        ("टंकी में 7400 लीटर है। मीनार 36 मीटर है।", "टंकी में ७४०० लीटर है।", "टंकी में 36 लीटर है।"),
+        ("سعة الخزان ٧٤٠٠ لتر؟ ارتفاع البرج ٣٦ مترا.", "سعة الخزان 7400 لتر", "سعة الخزان 36 لتر"),
+        ("Բաքը պարունակում է 7400 լիտր։ Աշտարակը 36 մետր է։", "Բաքը պարունակում է 7400 լիտր", "Բաքը 36 լիտր"),
+        ("Tank capacity 7400 l\nTower height 36 m\nMast 12 m", "Tank capacity: 7400 l", "Tank capacity: 36 l"),
+        ("灯台の高さは四十一メートルです。", "灯台の高さは四十一メートルです。", "灯台の高さは四十二メートルです。"),
+        ("The emergency channel is 12. The tower is 36 m high.", "The channel is 12.", "The channel is 36."),
+        ("Renn is harbour master. He was made it in 2016.", "Renn was made harbour master in 2016.", "Renn: 2015."),
+    ],
+)  # fmt: skip
+def test_a_number_is_verified_where_its_words_stand(page, right, wrong):
+    assert verdict(page, right) == [True]
+    assert True not in verdict(page, wrong)
+
+
+def test_without_any_sentence_end_a_window_of_words_decides():
+    filler = " ".join(f"beacon{chr(97 + n)}" for n in range(26))
+    page = f"tank capacity 7400 litres {filler} {filler.upper()} tower height 36 metres"
+    assert verdict(page, "tank capacity 7400 litres") == [True]
+    assert True not in verdict(page, "tank capacity 36 litres")
+    thai = "ถังเก็บน้ำมีความจุ 7400 ลิตร " + "ประภาคารตั้งอยู่บนเกาะทางเหนือของอ่าว" * 4 + " หอสูง 36 เมตร"
+    assert verdict(thai, "ถังเก็บน้ำมีความจุ 7400 ลิตร") == [True]
+    assert True not in verdict(thai, "ถังเก็บน้ำมีความจุ 36 ลิตร")
+
+
+def test_a_bare_number_is_checked_with_the_question():
+    page = "The tank has a capacity of 7400 litres. The tower is 36 metres high."
+    assert verdict(page, "7400.", "What capacity in litres has the tank?") == [True]
+    assert True not in verdict(page, "36.", "What capacity in litres has the tank?")
+
+
+@pytest.mark.parametrize(
+    ("page", "answer"),
+    [
+        ("La ge\u0301rante s'appelle The\u0301re\u0300se Be\u0301gue\u0301.", "Gérante : Thérèse Bégué"),
+        ("كِتَابُ المِينَاءِ قَدِيمٌ", "كتاب الميناء قديم"),
+        ("סֵפֶר הַנָּמֵל יָשָׁן", "ספר הנמל ישן"),
+        ("Ο ΦΆΡΟΣ ΆΝΑΨΕ", "ο φαρος αναψε"),
+        ("बंदरगाह का मुखिया", "बंदरगाह का मुखिया"),
+    ],
+)
+def test_marks_do_not_hide_a_page(page, answer):
+    assert verdict(page, answer) == [True]
+
+
+def test_quotations_in_other_quotation_marks():
+    assert verdict("港の長はレンである。", "「港の長はレンである」と書いてある") == [True]
+    assert True not in verdict("港の長はレンである。", "「港の長はブレッケである」と書いてある")
+
+
 SAMPLE = Path(__file__).resolve().parents[2] / "examples" / "lighthouse.pdf"
 
 

@@ -17,10 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from tidekv_llm.documents.cleanup import join_hyphens
 from tidekv_llm.errors import (
     ConfigError,
     DocumentError,
@@ -149,8 +150,13 @@ def _collect(worker: _Worker, name: str, limits: PdfLimits, progress: Progress |
             break
     if not complete:
         raise DocumentError(worker.why_it_died(name, len(pages), selected))
-    ordered = tuple(pages[number] for number in sorted(pages))
-    return Extraction(ordered, total, tuple(_with_pages(text, numbers) for text, numbers in warnings.items()))
+    ordered = [pages[number] for number in sorted(pages)]
+    mended = join_hyphens([page.text for page in ordered])
+    return Extraction(
+        tuple(replace(page, text=text) for page, text in zip(ordered, mended, strict=True)),
+        total,
+        tuple(_with_pages(text, numbers) for text, numbers in warnings.items()),
+    )
 
 
 def _with_pages(warning: str, numbers: Sequence[int]) -> str:

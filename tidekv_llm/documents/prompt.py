@@ -305,7 +305,8 @@ def _readable_pages(documents: Sequence[Document]) -> Iterator[tuple[int, Page]]
 def _page_text(documents: Sequence[Document], index: int, page: Page, *, named: bool) -> str:
     """``[p. 41]`` and the page; the file is named when there are several."""
     where = f"{marker_name(documents, index)} p. {page.label}" if named else f"p. {page.label}"
-    return f"[{where}]\n{page.text.strip()}\n\n"
+    text = page.text.strip("\r\n")  # spaces stay: they are the indentation of the first line
+    return f"[{where}]\n{text}\n\n"
 
 
 def marker_name(documents: Sequence[Document], index: int) -> str:
