@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tidekv_apps.asgi import address_of
 from tidekv_apps.ask import Asker
 from tidekv_apps.inbox import Inbox
+from tidekv_apps.lanes import ReadingLanes
 from tidekv_apps.models import Models
 from tidekv_apps.owners import owner_of
 from tidekv_apps.registry import Registry
 from tidekv_apps.settings import AppOptions, AskSettings
+from tidekv_apps.storage import Storage
 from tidekv_apps.visits import Visit, VisitClosedError
 
 if TYPE_CHECKING:
@@ -35,9 +37,9 @@ class Services:
     def __init__(self, options: AppOptions, folder: Path) -> None:
         self.options, self.folder = options, folder
         self.uploads = folder / "uploads"
-        self.reading = threading.BoundedSemaphore(2)
         self.inbox = Inbox(self.uploads, options.limits)
-        self.registry = Registry(folder / "visits", options.limits, self._new_settings)
+        self.lanes, self.storage = ReadingLanes(options.limits), Storage(options.limits)
+        self.registry = Registry(folder / "visits", options.limits, self._new_settings, self.storage)
         self.models = Models(options, before_unload=self.registry.drop_readers)
         self.asker = Asker(self.models, self.registry)
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="tidekv-page")
