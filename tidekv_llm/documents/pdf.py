@@ -25,6 +25,7 @@ from tidekv_llm.documents.cleanup import join_hyphens
 from tidekv_llm.errors import (
     ConfigError,
     DocumentError,
+    DocumentTimeoutError,
     EncryptedDocumentError,
 )
 
@@ -225,7 +226,7 @@ class _Worker:
         try:
             return self._messages.get(timeout=max(0.0, remaining))
         except queue.Empty:
-            raise DocumentError(
+            raise DocumentTimeoutError(
                 f"{name} was not read within {self._limits.wall_seconds:g} s; choose fewer pages"
             ) from None
 

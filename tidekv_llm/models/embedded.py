@@ -28,6 +28,7 @@ from threading import Thread
 from typing import IO
 
 from tidekv_llm.errors import ModelDownloadError, one_line
+from tidekv_llm.files import tree_bytes
 from tidekv_llm.models.loading import Progress
 
 ALIAS = "smollm2-135m"
@@ -381,18 +382,6 @@ def _exclusive(folder: Path, report: Progress) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def tree_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder; files may vanish while it counts."""
-    total = 0
-    for directory, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(directory, name)).st_size
-            except OSError:
-                continue
-    return total
 
 
 def _silent(message: str, fraction: float) -> None:
