@@ -10,9 +10,9 @@ from tests.decode.tokenizers_for_tests import byte_tokenizer
 from tests.tiny_models import tiny_model
 from tidekv_llm import Document, PrefillConfig, TideKV
 from tidekv_llm.documents import document_ends
+from tidekv_llm.engine import Session
 from tidekv_llm.prefill.result import Prefilled
 from tidekv_llm.request import Request
-from tidekv_llm.session import Session
 
 CONFIG = PrefillConfig(chunk_size=48, kept_tokens=40, window_size=8, sinks=2, kernel_size=5)
 WORDS = ("the tide table of the harbour lists every high water", "with its hour and height for each day")
@@ -48,10 +48,9 @@ def fresh(session: Session, question: str, history: list[tuple[str, str]] | None
 
 
 def prefill_of(session: Session, question: str, history: list[tuple[str, str]] | None, prefix: Any) -> Prefilled:
-    llm = session._engine
-    prompt = session._prompt(llm, question, history or (), 0)
-    ids = llm._check_ids(prompt.token_ids)
-    return llm._prefill(ids, Request(), boundaries=document_ends(prompt), reserve=4, prefix=prefix)
+    run, prompt = session._run, session._layout.prompt(question, history or ())
+    given = run.input(prompt.token_ids, Request(), boundaries=document_ends(prompt), reserve=4, prefix=prefix)
+    return run.prefill(given)
 
 
 def kept(prefilled: Prefilled) -> list[list[int]]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.documents.test_layout import Counting
 from tests.sessions_for_tests import CONFIG, assert_same, document, engine, follow_up, fresh, text
 from tests.tiny_models import FAMILIES
 from tidekv_llm import Document, Progress, TideKV, selector_names
@@ -351,3 +352,17 @@ def test_documents_that_do_not_fit_or_cannot_be_read() -> None:
         with pytest.raises(ContextOverflowError):
             session.ask("Why? " * 60)
         assert session.ask("Why?", max_new_tokens=2, remember=False).metrics.reused_prefix_tokens > 0
+
+
+def test_a_question_does_not_tokenise_the_documents_again() -> None:
+    llm, told = engine(), document(300)
+    tokenizer = Counting(llm.tokenizer)
+    llm._open().tokenizer = tokenizer  # type: ignore[assignment]
+    words = told.pages[0].text[:40]
+    with llm.open(told) as session:
+        assert sum(words in text for text in tokenizer.seen) == 1
+        tokenizer.seen.clear()
+        for question in ("Why?", "And when?"):
+            session.ask(question, max_new_tokens=3)
+        assert tokenizer.seen
+        assert not any(words in text for text in tokenizer.seen)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tidekv_llm.cache.compressed import CompressedCache
     from tidekv_llm.compress.selectors import Selector, register_selector
     from tidekv_llm.config import PrefillConfig, selector_names
-    from tidekv_llm.decode.sampling import Sampling
     from tidekv_llm.documents import Citation, Document, Page
     from tidekv_llm.engine import Answer, Generation, Stream, TideKV
     from tidekv_llm.hf import tidekv_attention
     from tidekv_llm.metrics import Metrics
+    from tidekv_llm.options import Sampling
     from tidekv_llm.prefill.result import Prefilled
     from tidekv_llm.request import Progress
 
@@ -38,7 +38,7 @@ _HOME = {
     "PrefillConfig": "tidekv_llm.config",
     "Prefilled": "tidekv_llm.prefill.result",
     "Progress": "tidekv_llm.request",
-    "Sampling": "tidekv_llm.decode.sampling",
+    "Sampling": "tidekv_llm.options",
     "Selector": "tidekv_llm.compress.selectors",
     "Stream": "tidekv_llm.engine",
     "TideKV": "tidekv_llm.engine",

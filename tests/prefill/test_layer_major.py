@@ -66,7 +66,9 @@ def test_kept_sets_do_not_depend_on_the_attention_backend(attention: str) -> Non
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_the_post_prefill_control_gives_the_same_cache(family: str) -> None:
     engine = engine_of(family)
-    assert_same(engine.with_schedule("post-prefill").prefill(random_prompt(S)), engine.prefill(random_prompt(S)))
+    assert_same(
+        engine.with_prefill(schedule="post-prefill").prefill(random_prompt(S)), engine.prefill(random_prompt(S))
+    )
 
 
 def test_all_outputs_give_the_same_cache() -> None:

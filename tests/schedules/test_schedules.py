@@ -37,7 +37,7 @@ def test_all_schedules_of_the_paper_are_there():
 
 @pytest.mark.parametrize("schedule", EXACT_PROMPT)
 def test_prompt_logits_equal_the_models_own(llm, schedule):
-    prefilled = llm.with_schedule(schedule).prefill(PROMPT)
+    prefilled = llm.with_prefill(schedule=schedule).prefill(PROMPT)
     torch.testing.assert_close(prefilled.logits, own_logits(llm, PROMPT), rtol=1e-4, atol=1e-4)
 
 
@@ -56,7 +56,7 @@ def test_decode_equals_the_models_own_generate(llm, schedule):
     expected = llm.model.generate(
         torch.tensor([PROMPT]), max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0
     )[0, len(PROMPT) :].tolist()
-    found = llm.with_schedule(schedule).generate(PROMPT, max_new_tokens=6, ignore_eos=True).token_ids
+    found = llm.with_prefill(schedule=schedule).generate(PROMPT, max_new_tokens=6, ignore_eos=True).token_ids
     assert found == expected
 
 
@@ -64,7 +64,7 @@ def test_decode_equals_the_models_own_generate(llm, schedule):
 def test_full_caches_work_in_hf_generate(llm, schedule):
     ids = torch.tensor([PROMPT])
     plain = llm.model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
-    cache = llm.with_schedule(schedule).prefill(PROMPT[:-1], reserve=8).cache
+    cache = llm.with_prefill(schedule=schedule).prefill(PROMPT[:-1], reserve=8).cache
     name = llm._open().decoder._cache_argument  # renamed in transformers 5.24
     ours = llm.model.generate(ids, **{name: cache}, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
     assert ours.tolist() == plain.tolist()
@@ -72,7 +72,7 @@ def test_full_caches_work_in_hf_generate(llm, schedule):
 
 @pytest.mark.parametrize("schedule", ONLINE)
 def test_immediate_eviction_keeps_its_budget_at_true_positions(llm, schedule):
-    prefilled = llm.with_schedule(schedule).prefill(PROMPT)
+    prefilled = llm.with_prefill(schedule=schedule).prefill(PROMPT)
     for layer in range(3):
         for head in range(2):
             positions = prefilled.cache.positions(layer, head)
@@ -92,10 +92,10 @@ def test_immediate_eviction_with_room_for_everything_is_exact(llm, schedule):
 
 
 def test_immediate_eviction_drifts_and_delayed_does_not(llm):
-    reference = llm.with_schedule("one-shot").prefill(PROMPT, all_outputs=True).hidden
+    reference = llm.with_prefill(schedule="one-shot").prefill(PROMPT, all_outputs=True).hidden
 
     def drift(schedule: str) -> float:
-        hidden = llm.with_schedule(schedule).prefill(PROMPT, all_outputs=True).hidden
+        hidden = llm.with_prefill(schedule=schedule).prefill(PROMPT, all_outputs=True).hidden
         return float((hidden - reference).norm() / reference.norm())
 
     assert max(drift("tidekv"), drift("chunked"), drift("tidekv-no-evict")) < 1e-5
@@ -105,14 +105,14 @@ def test_immediate_eviction_drifts_and_delayed_does_not(llm):
 @pytest.mark.parametrize("schedule", ONLINE)
 def test_sliding_window_layers_keep_exactly_their_window_online(schedule):
     llm = TideKV(tiny_model("mistral"), prefill=PrefillConfig(chunk_size=16, kept_tokens=24, window_size=4))
-    prefilled = llm.with_schedule(schedule).prefill(PROMPT[:100])
+    prefilled = llm.with_prefill(schedule=schedule).prefill(PROMPT[:100])
     assert prefilled.cache.positions(0, 0).tolist() == list(range(92, 100))
     torch.testing.assert_close(prefilled.logits, own_logits(llm, PROMPT[:100]), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("schedule", schedule_names())
 def test_every_schedule_decodes(llm, schedule):
-    generation = llm.with_schedule(schedule).generate(PROMPT, max_new_tokens=5, ignore_eos=True)
+    generation = llm.with_prefill(schedule=schedule).generate(PROMPT, max_new_tokens=5, ignore_eos=True)
     assert len(generation.token_ids) == 5
     assert generation.metrics.schedule == schedule
     assert generation.metrics.cache_bytes > 0
@@ -121,7 +121,7 @@ def test_every_schedule_decodes(llm, schedule):
 @pytest.mark.parametrize("schedule", schedule_names())
 @pytest.mark.parametrize("length", [1, 7])
 def test_short_prompts(llm, schedule, length):
-    prefilled = llm.with_schedule(schedule).prefill(PROMPT[:length])
+    prefilled = llm.with_prefill(schedule=schedule).prefill(PROMPT[:length])
     torch.testing.assert_close(prefilled.logits, own_logits(llm, PROMPT[:length]), rtol=1e-4, atol=1e-4)
 
 
@@ -130,13 +130,13 @@ def test_every_schedule_can_be_cancelled(llm, schedule):
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(Cancelled):
-        llm.with_schedule(schedule).prefill(PROMPT, cancel=cancel)
+        llm.with_prefill(schedule=schedule).prefill(PROMPT, cancel=cancel)
 
 
 def test_kivi_stores_two_bits_and_stays_close(llm):
     long = random_prompt(1000)
-    full = llm.with_schedule("tidekv-no-evict").prefill(long).metrics.cache_bytes
-    assert llm.with_schedule("kivi").prefill(long).metrics.cache_bytes < 0.4 * full
+    full = llm.with_prefill(schedule="tidekv-no-evict").prefill(long).metrics.cache_bytes
+    assert llm.with_prefill(schedule="kivi").prefill(long).metrics.cache_bytes < 0.4 * full
 
 
 @pytest.mark.parametrize("schedule", ["tidekv", "post-prefill", "mini-sequence"])

@@ -123,7 +123,7 @@ def _ask_session(llm: TideKV, documents: list[Document], options: argparse.Names
     folder = session_folder(options.session)
     with llm.open(documents, store="disk", name=options.session) as session:
         conversation = Conversation.load(folder, session.fingerprint)
-        session.resume(conversation.turns)
+        session.history = conversation.turns
         try:
             answer = session.ask(
                 options.question,

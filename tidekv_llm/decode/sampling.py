@@ -2,40 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from tidekv_llm.errors import ConfigError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How the next token is drawn from its logits.
-
-    Args:
-        temperature: 0 takes the most likely token; above 0 divides the logits.
-        top_p: smallest set of tokens whose probability reaches this; 1 keeps all.
-        top_k: that many most likely tokens; 0 keeps all.
-        seed: makes draws repeatable; None draws a fresh one.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature={self.temperature} must be at least 0; 0 takes the most likely token")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p={self.top_p} must be above 0 and at most 1; 1 keeps all tokens")
-        if self.top_k < 0:
-            raise ConfigError(f"top_k={self.top_k} must be at least 0; 0 keeps all tokens")
+from tidekv_llm.options import Sampling
 
 
 class Sampler:
@@ -47,7 +17,7 @@ class Sampler:
         if sampling.seed is None:
             self._generator.seed()
         else:
-            self._generator.manual_seed(sampling.seed)
+            self._generator.manual_seed(int(sampling.seed))
 
     def __call__(self, logits: Tensor) -> int:
         """The next token from float32 logits [vocab]."""

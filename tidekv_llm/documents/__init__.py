@@ -8,18 +8,21 @@ from tidekv_llm.documents.pages import Document, Page
 from tidekv_llm.documents.pdf import PdfLimits
 from tidekv_llm.documents.prompt import (
     DEFAULT_INSTRUCTIONS,
+    DocumentLayout,
     PageSpan,
     Prompt,
     build_prompt,
     chat_prompt,
     count_document_tokens,
     document_ends,
+    lay_out,
 )
 
 __all__ = [
     "DEFAULT_INSTRUCTIONS",
     "Citation",
     "Document",
+    "DocumentLayout",
     "Page",
     "PageSpan",
     "PdfLimits",
@@ -29,4 +32,5 @@ __all__ = [
     "cite_pages",
     "count_document_tokens",
     "document_ends",
+    "lay_out",
 ]

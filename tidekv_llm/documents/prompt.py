@@ -8,12 +8,13 @@ in it are encoded as plain text, and only the chat template itself may open or c
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tidekv_llm.documents.pages import Document, Page
+from tidekv_llm.documents.template import DOCUMENT, Message, Piece, default_bos, encode, has_chat_template, render
+from tidekv_llm.documents.tokens import plain_ids
 from tidekv_llm.errors import ConfigError, ContextOverflowError, NoTextError
 
 # Short on purpose: a second sentence made no difference to what SmolLM2-135M got right on the sample.
@@ -21,9 +22,6 @@ DEFAULT_INSTRUCTIONS = "Answer the question briefly, using the document."
 
 HistoryTurn = tuple[str, str]
 """An earlier question and its answer."""
-
-
-_CONTROL_SPELLING = re.compile(r"<[^\s<>]+>|\[[^\s\[\]]+\]")
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,103 @@ class Prompt:
         return len(self.token_ids)
 
 
+@dataclass(frozen=True)
+class DocumentLayout:
+    """The documents' part of a prompt, which no question changes; :func:`lay_out` makes it, once.
+
+    Attributes:
+        tokenizer: encodes what follows, too.
+        instructions: what the model is told to do with the documents.
+        token_ids: everything up to the end of the last page.
+        spans: token ranges of the pages.
+        warnings: pages left out, and what the documents warn of.
+    """
+
+    tokenizer: Any
+    instructions: str
+    token_ids: tuple[int, ...]
+    spans: tuple[PageSpan, ...]
+    warnings: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where each document ends, ascending; the last is the length of all."""
+        return _ends(self.spans, len(self))
+
+    def prompt(
+        self,
+        question: str,
+        history: Sequence[HistoryTurn] = (),
+        *,
+        limit: int | None = None,
+        answer_reserve: int = 0,
+    ) -> Prompt:
+        """The whole prompt: documents, history, question.
+
+        Args:
+            question: what the user asks; it goes last.
+            history: earlier (question, answer) pairs, oldest first.
+            limit: tokens the model can take; None for no check.
+            answer_reserve: tokens to keep free for the answer, counted against ``limit``.
+
+        Raises:
+            ConfigError: an empty question, a negative reserve.
+            ContextOverflowError: prompt and reserve exceed ``limit``; nothing is ever cut.
+        """
+        _check_question(question)
+        ids = (*self.token_ids, *self.behind(question, history))
+        self.check(limit, answer_reserve, len(ids) - len(self))
+        return Prompt(ids, self.spans, len(self), question, self.warnings)
+
+    def behind(self, question: str, history: Sequence[HistoryTurn] = ()) -> list[int]:
+        """Token ids of what follows the documents; an empty question gives the frame that every question has."""
+        turns = [*((str(asked), str(answered)) for asked, answered in history), (question.strip(), "")]
+        return encode(self.tokenizer, _pieces_behind(self.tokenizer, turns, self.instructions))
+
+    def check(self, limit: int | None, answer_reserve: int = 0, behind: int = 0) -> None:
+        """Raise :class:`ContextOverflowError` if the documents, so much behind them and an answer exceed ``limit``."""
+        if answer_reserve < 0:
+            raise ConfigError(f"answer_reserve={answer_reserve} must be at least 0")
+        _check_limit(len(self) + behind, answer_reserve, limit)
+
+
+def lay_out(
+    documents: Document | Sequence[Document],
+    tokenizer: Any,
+    *,
+    instructions: str = DEFAULT_INSTRUCTIONS,
+    unnamed: int | None = None,
+) -> DocumentLayout:
+    """Lay out instructions and pages.
+
+    Args:
+        documents: one document or several; pages with a problem are left out and named in ``warnings``.
+        tokenizer: a Hugging Face tokenizer; its chat template is used when it has one.
+        instructions: what the model should do with the document.
+        unnamed: how many of the first documents have page markers without the file's name; by default one if it is
+            alone, else none. A session that was opened with one document and has more appended keeps the first one's
+            markers as they were.
+
+    Raises:
+        ConfigError: no document.
+        NoTextError: no page can be read.
+    """
+    chosen = (documents,) if isinstance(documents, Document) else tuple(documents)
+    _check_documents(chosen)
+    instructions = instructions.strip()
+    pieces, bos = _frame(tokenizer, [("", "")], instructions)
+    ids, spans = [*bos, *encode(tokenizer, _before_document(pieces))], []
+    unnamed, names = int(len(chosen) == 1) if unnamed is None else unnamed, document_names(chosen)
+    for index, page in _readable_pages(chosen):
+        start = len(ids)
+        ids += plain_ids(tokenizer, _page_text(page, names[index] if index >= unnamed else ""))
+        spans.append(PageSpan(index, page.number, page.label, start, len(ids)))
+    return DocumentLayout(tokenizer, instructions, tuple(ids), tuple(spans), _warnings(chosen))
+
+
 def build_prompt(
     documents: Document | Sequence[Document],
     question: str,
@@ -76,40 +171,19 @@ def build_prompt(
     instructions: str = DEFAULT_INSTRUCTIONS,
     limit: int | None = None,
     answer_reserve: int = 0,
-    unnamed: int | None = None,
 ) -> Prompt:
     """Lay out instructions, pages, history and question, in this order.
 
-    Args:
-        documents: one document or several; pages with a problem are left out and named in ``warnings``.
-        question: what the user asks; it goes last.
-        tokenizer: a Hugging Face tokenizer; its chat template is used when it has one.
-        history: earlier (question, answer) pairs, oldest first.
-        instructions: what the model should do with the document.
-        limit: tokens the model can take; None for no check.
-        answer_reserve: tokens to keep free for the answer, counted against ``limit``.
-        unnamed: how many of the first documents have page markers without the file's name; by default one if it is
-            alone, else none. A session that was opened with one document and has more appended keeps the first one's
-            markers as they were.
+    The arguments are those of :func:`lay_out` and of :meth:`DocumentLayout.prompt`.
 
     Raises:
         ConfigError: an empty question, no document, a negative reserve.
         NoTextError: no page can be read.
         ContextOverflowError: prompt and reserve exceed ``limit``; nothing is ever cut.
     """
-    chosen = (documents,) if isinstance(documents, Document) else tuple(documents)
-    turns = _check_request(chosen, question, history, answer_reserve)
-    pieces, bos = _layout(tokenizer, turns, instructions.strip())
-    at = next(index for index, piece in enumerate(pieces) if piece.kind == "document")
-    builder = _Builder(tokenizer, bos)
-    builder.add_pieces(pieces[:at])
-    unnamed = int(len(chosen) == 1) if unnamed is None else unnamed
-    for index, page in _readable_pages(chosen):
-        builder.add_page(index, page, _page_text(chosen, index, page, named=index >= unnamed))
-    document_end = len(builder.ids)
-    builder.add_pieces(pieces[at + 1 :])
-    _check_limit(len(builder.ids), answer_reserve, limit)
-    return Prompt(tuple(builder.ids), tuple(builder.spans), document_end, question, _warnings(chosen))
+    _check_question(question)  # before the long part
+    layout = lay_out(documents, tokenizer, instructions=instructions)
+    return layout.prompt(question, history, limit=limit, answer_reserve=answer_reserve)
 
 
 def document_ends(prompt: Prompt) -> tuple[int, ...]:
@@ -117,16 +191,17 @@ def document_ends(prompt: Prompt) -> tuple[int, ...]:
 
     Prefills cut their chunks there, so that a document that is appended later leaves the earlier ones as they were.
     """
-    ends = {span.document: span.stop for span in prompt.spans}
-    return tuple(sorted({*ends.values(), prompt.document_end}))
+    return _ends(prompt.spans, prompt.document_end)
+
+
+def _ends(spans: Sequence[PageSpan], document_end: int) -> tuple[int, ...]:
+    ends = {span.document: span.stop for span in spans}
+    return tuple(sorted({*ends.values(), document_end}))
 
 
 def count_document_tokens(document: Document, tokenizer: Any) -> list[int]:
     """Prompt tokens that each page takes, marker included; 0 for a page that is left out."""
-    return [
-        len(_plain_ids(tokenizer, _page_text((document,), 0, page, named=False))) if page.readable else 0
-        for page in document.pages
-    ]
+    return [len(plain_ids(tokenizer, _page_text(page))) if page.readable else 0 for page in document.pages]
 
 
 def chat_prompt(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
@@ -140,151 +215,61 @@ def chat_prompt(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[i
     Raises:
         ConfigError: no chat template, no message, or a message of another form.
     """
-    if not _has_chat_template(tokenizer):
+    if not has_chat_template(tokenizer):
         raise ConfigError("the tokenizer has no chat template; use an instruction-tuned model, or plain text")
-    pieces, bos = _render(tokenizer, _merge_system(_check_messages(messages)))
-    builder = _Builder(tokenizer, bos)
-    builder.add_pieces(pieces)
-    return builder.ids
+    pieces, bos = render(tokenizer, _merge_system(_check_messages(messages)))
+    return [*bos, *encode(tokenizer, pieces)]
 
 
 # --- layout --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A stretch of the prompt.
-
-    ``template`` text may hold special tokens, ``plain`` text may not; ``document`` is the place of the pages.
-    """
-
-    kind: Literal["template", "plain", "document"]
-    text: str = ""
+def _frame(tokenizer: Any, turns: Sequence[HistoryTurn], instructions: str) -> tuple[list[Piece], tuple[int, ...]]:
+    """Pieces with the place of the pages among them; ``turns`` ends with ``(question, "")``, the one to answer."""
+    if has_chat_template(tokenizer):
+        return render(tokenizer, _document_chat(turns, instructions))
+    # For base models: instructions, pages, then "Question:" / "Answer:" lines to be continued.
+    before = [Piece("plain", f"{instructions}\n\n")] if instructions else []
+    return [*before, DOCUMENT, Piece("plain", _plain_turns(turns))], default_bos(tokenizer)
 
 
-_DOCUMENT = _Piece("document")
-
-
-@dataclass(frozen=True)
-class _Message:
-    role: str
-    parts: tuple[_Piece, ...]
-
-
-_Rendered = tuple[list[_Piece], tuple[int, ...]]
-"""Pieces in order, and the BOS ids that belong before them."""
-
-
-def _layout(tokenizer: Any, turns: Sequence[HistoryTurn], instructions: str) -> _Rendered:
-    """``turns`` ends with ``(question, "")``, the one to be answered."""
-    if not _has_chat_template(tokenizer):
-        return _plain_layout(tokenizer, turns, instructions)
-    pieces, bos = _render(tokenizer, _document_chat(turns, instructions))
-    alone, _ = _render(tokenizer, _document_chat([("", "")], instructions))
-    if _before_document(pieces) == _before_document(alone):
-        return pieces, bos
-    # Some templates render the first turn differently once others follow (date lines, dropped reasoning).
-    # The document prefix must not move, so the history is told inside the one user turn.
-    told = _plain_turns(turns).removesuffix("\nAnswer:").removeprefix("Question: ")
-    return _render(tokenizer, _document_chat([(told, "")], instructions))
-
-
-def _plain_layout(tokenizer: Any, turns: Sequence[HistoryTurn], instructions: str) -> _Rendered:
-    """For base models: instructions, pages, then ``Question:`` / ``Answer:`` lines to be continued."""
-    before = [_Piece("plain", f"{instructions}\n\n")] if instructions else []
-    return [*before, _DOCUMENT, _Piece("plain", _plain_turns(turns))], _default_bos(tokenizer)
+def _pieces_behind(tokenizer: Any, turns: Sequence[HistoryTurn], instructions: str) -> list[Piece]:
+    pieces, _ = _frame(tokenizer, turns, instructions)
+    alone, _ = _frame(tokenizer, [("", "")], instructions)
+    if _before_document(pieces) != _before_document(alone):
+        # Some templates render the first turn differently once others follow (date lines, dropped reasoning).
+        # The document part must not move, so the history is told inside the one user turn.
+        told = _plain_turns(turns).removesuffix("\nAnswer:").removeprefix("Question: ")
+        pieces, _ = _frame(tokenizer, [(told, "")], instructions)
+    return pieces[pieces.index(DOCUMENT) + 1 :]
 
 
 def _plain_turns(turns: Sequence[HistoryTurn]) -> str:
     return "\n\n".join(f"Question: {question}\nAnswer: {answer}".rstrip() for question, answer in turns)
 
 
-def _document_chat(turns: Sequence[HistoryTurn], instructions: str) -> list[_Message]:
+def _document_chat(turns: Sequence[HistoryTurn], instructions: str) -> list[Message]:
     """The first user turn opens with the pages; answers and later questions are turns of their own."""
-    messages = [_Message("system", (_Piece("plain", instructions),))] if instructions else []
+    messages = [Message("system", (Piece("plain", instructions),))] if instructions else []
     for index, (question, answer) in enumerate(turns):
-        asked = _Piece("plain", f"Question: {question}" if index == 0 else question)
-        messages.append(_Message("user", (_DOCUMENT, asked) if index == 0 else (asked,)))
+        asked = Piece("plain", f"Question: {question}" if index == 0 else question)
+        messages.append(Message("user", (DOCUMENT, asked) if index == 0 else (asked,)))
         if index < len(turns) - 1:
-            messages.append(_Message("assistant", (_Piece("plain", answer),)))
+            messages.append(Message("assistant", (Piece("plain", answer),)))
     return messages
 
 
-def _before_document(pieces: Sequence[_Piece]) -> list[_Piece]:
-    return list(pieces[: pieces.index(_DOCUMENT)])
+def _before_document(pieces: Sequence[Piece]) -> list[Piece]:
+    return list(pieces[: pieces.index(DOCUMENT)])
 
 
-# --- chat template -------------------------------------------------------------------------------------
-
-
-def _has_chat_template(tokenizer: Any) -> bool:
-    return bool(getattr(tokenizer, "chat_template", None))
-
-
-def _render(tokenizer: Any, messages: Sequence[_Message]) -> _Rendered:
-    """Render placeholders through the chat template and put the parts where the placeholders stand.
-
-    The placeholders are random, so no text can contain one, and the template never sees untrusted text.
-    """
-    pieces = _render_once(tokenizer, messages)
-    if pieces is None and messages[0].role == "system":
-        pieces = _render_once(tokenizer, _system_into_user(messages))
-    if pieces is None:
-        raise ConfigError(
-            "the chat template rejects this conversation; start with user and alternate user and assistant"
-        )
-    return pieces, _missing_bos(tokenizer, pieces[0])
-
-
-def _render_once(tokenizer: Any, messages: Sequence[_Message]) -> list[_Piece] | None:
-    """None when the template refuses the roles or drops, changes or repeats a message."""
-    marks = [f"mark{secrets.token_hex(16)}" for _ in messages]
-    conversation = [{"role": m.role, "content": mark} for m, mark in zip(messages, marks, strict=True)]
-    try:
-        rendered = tokenizer.apply_chat_template(
-            conversation, tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
-    except Exception:  # templates raise jinja2 errors of many kinds, which this file need not know
-        return None
-    if not isinstance(rendered, str) or any(rendered.count(mark) != 1 for mark in marks):
-        return None
-    pieces: list[_Piece] = []
-    for message, mark in zip(messages, marks, strict=True):
-        before, found, rendered = rendered.partition(mark)
-        if not found:  # the template reorders messages
-            return None
-        pieces += [_Piece("template", before), *message.parts]
-    return [*pieces, _Piece("template", rendered)]
-
-
-def _system_into_user(messages: Sequence[_Message]) -> list[_Message]:
-    """For templates without a system role: its text opens the first user turn."""
-    system, first, *others = messages if len(messages) > 1 else (messages[0], _Message("user", ()))
-    gap = (_Piece("plain", "\n\n"),) if first.parts else ()
-    return [_Message(first.role, (*system.parts, *gap, *first.parts)), *others]
-
-
-def _default_bos(tokenizer: Any) -> tuple[int, ...]:
-    """The BOS id in a tuple when this tokenizer puts one before every text, else nothing."""
-    bos = getattr(tokenizer, "bos_token_id", None)
-    if bos is None:
-        return ()
-    return (bos,) if list(tokenizer("a", verbose=False)["input_ids"])[:1] == [bos] else ()
-
-
-def _missing_bos(tokenizer: Any, first: _Piece) -> tuple[int, ...]:
-    """The BOS that the template left out. Most templates spell it, and a second one hurts the model."""
-    bos = _default_bos(tokenizer)
-    return () if bos and tuple(_template_ids(tokenizer, first.text)[:1]) == bos else bos
-
-
-def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[_Message]:
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     if not messages:
         raise ConfigError("messages is empty; give at least one user message")
     return [_check_message(index, message) for index, message in enumerate(messages)]
 
 
-def _check_message(index: int, message: Mapping[str, Any]) -> _Message:
+def _check_message(index: int, message: Mapping[str, Any]) -> Message:
     if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
         raise ConfigError(f"messages[{index}] must have 'role' and 'content'; see chat_prompt")
     role, content = message["role"], message["content"]
@@ -292,75 +277,16 @@ def _check_message(index: int, message: Mapping[str, Any]) -> _Message:
         raise ConfigError(f"messages[{index}] has role {role!r}; use 'system', 'user' or 'assistant'")
     if not isinstance(content, str):
         raise ConfigError(f"messages[{index}] has content of type {type(content).__name__}; give a str")
-    return _Message(role, (_Piece("plain", content),))
+    return Message(role, (Piece("plain", content),))
 
 
-def _merge_system(messages: Sequence[_Message]) -> list[_Message]:
+def _merge_system(messages: Sequence[Message]) -> list[Message]:
     """All system messages as one at the start: templates accept no other."""
     texts = [part.text for message in messages if message.role == "system" for part in message.parts]
     others = [message for message in messages if message.role != "system"]
     if not texts:
         return others
-    return [_Message("system", (_Piece("plain", "\n\n".join(texts)),)), *others]
-
-
-# --- tokens --------------------------------------------------------------------------------------------
-
-
-class _Builder:
-    """Collects token ids; every piece is encoded on its own, so that page spans are exact."""
-
-    def __init__(self, tokenizer: Any, bos: tuple[int, ...]) -> None:
-        self._tokenizer = tokenizer
-        self.ids: list[int] = list(bos)
-        self.spans: list[PageSpan] = []
-
-    def add_pieces(self, pieces: Sequence[_Piece]) -> None:
-        for piece in pieces:
-            encode = _template_ids if piece.kind == "template" else _plain_ids
-            self.ids += encode(self._tokenizer, piece.text)
-
-    def add_page(self, document: int, page: Page, text: str) -> None:
-        start = len(self.ids)
-        self.ids += _plain_ids(self._tokenizer, text)
-        self.spans.append(PageSpan(document, page.number, page.label, start, len(self.ids)))
-
-
-def _template_ids(tokenizer: Any, text: str) -> list[int]:
-    if not text:
-        return []
-    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False)["input_ids"])
-
-
-def _plain_ids(tokenizer: Any, text: str) -> list[int]:
-    """Ids of untrusted text: whatever it spells, no control token comes out."""
-    if not text:
-        return []
-    controls = _control_tokens(tokenizer)
-    spelled = [token for token in controls.values() if token and token in text]
-    ids = _encode_plain(tokenizer, text)
-    # Not every tokenizer heeds split_special_tokens, and some mark control tokens as ordinary added ones:
-    # then the spelling is cut in two, and the halves are encoded apart.
-    if spelled and not controls.keys().isdisjoint(ids):
-        pattern = re.compile("|".join(f"(?<={re.escape(t[:1])})(?={re.escape(t[1:])})" for t in spelled))
-        ids = [part_id for part in pattern.split(text) if part for part_id in _encode_plain(tokenizer, part)]
-    return ids
-
-
-def _encode_plain(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"])
-
-
-def _control_tokens(tokenizer: Any) -> dict[int, str]:
-    """Id and spelling of tokens that steer a model: special ones, and added ``<...>`` and ``[...]``."""
-    added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", None) or {}
-    controls = {
-        int(token_id): str(token)
-        for token_id, token in added.items()
-        if getattr(token, "special", False) or _CONTROL_SPELLING.fullmatch(str(token))
-    }
-    names, ids = getattr(tokenizer, "all_special_tokens", ()), getattr(tokenizer, "all_special_ids", ())
-    return {**controls, **dict(zip(ids, names, strict=False))}
+    return [Message("system", (Piece("plain", "\n\n".join(texts)),)), *others]
 
 
 # --- pages, checks, warnings -----------------------------------------------------------------------------
@@ -373,37 +299,46 @@ def _readable_pages(documents: Sequence[Document]) -> Iterator[tuple[int, Page]]
                 yield index, page
 
 
-def _page_text(documents: Sequence[Document], index: int, page: Page, *, named: bool) -> str:
+def _page_text(page: Page, name: str = "") -> str:
     """``[p. 41]`` and the page; the file is named when there are several."""
-    where = f"{marker_name(documents, index)} p. {page.label}" if named else f"p. {page.label}"
-    return f"[{where}]\n{page.text.strip()}\n\n"
+    where = f"{name} p. {page.label}" if name else f"p. {page.label}"
+    text = page.text.strip("\r\n")  # spaces stay: they are the indentation of the first line
+    return f"[{where}]\n{text}\n\n"
 
 
-def marker_name(documents: Sequence[Document], index: int) -> str:
-    """The name of a document inside ``[... p. 4]``: no brackets, and distinct within the prompt."""
-    names = [_plain_name(document.name) for document in documents]
-    name = names[index]
-    earlier = names[:index].count(name)
-    return name if not earlier else f"{name} ({earlier + 1})"
+def document_names(documents: Sequence[Document]) -> tuple[str, ...]:
+    """What each document is called, in the prompt's markers and in citations alike.
+
+    Several are told apart (``invoice.pdf``, ``invoice.pdf (2)``) and have no brackets, which end a marker. The names
+    of the first documents stay when more are appended. A document that is alone keeps its name as it is.
+    """
+    if len(documents) == 1:
+        return (documents[0].name,)
+    names: list[str] = []
+    for document in documents:
+        plain = _plain_name(document.name)
+        taken = {name.casefold() for name in names}  # a model that cites may change the case
+        candidates = [plain, *(f"{plain} ({number})" for number in range(2, len(names) + 2))]
+        names.append(next(name for name in candidates if name.casefold() not in taken))
+    return tuple(names)
 
 
 def _plain_name(name: str) -> str:
-    return " ".join(re.sub(r"[\[\]\x00-\x1f\x7f]", " ", name).split())[:80] or "document"
+    rounded = name.translate({ord("["): "(", ord("]"): ")"})
+    return " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", rounded).split())[:80] or "document"
 
 
-def _check_request(
-    documents: Sequence[Document], question: str, history: Sequence[HistoryTurn], answer_reserve: int
-) -> list[HistoryTurn]:
+def _check_question(question: str) -> None:
     if not isinstance(question, str) or not question.strip():
         raise ConfigError("the question is empty; ask something about the document")
+
+
+def _check_documents(documents: Sequence[Document]) -> None:
     if not documents:
         raise ConfigError("no document given; pass at least one")
-    if answer_reserve < 0:
-        raise ConfigError(f"answer_reserve={answer_reserve} must be at least 0")
     if not any(page.readable for document in documents for page in document.pages):
         names = ", ".join(document.name for document in documents[:3])
         raise NoTextError(f"{names}: no page has text that a model could read; run OCR on the file first")
-    return [*((str(asked), str(answered)) for asked, answered in history), (question.strip(), "")]
 
 
 def _check_limit(prompt_tokens: int, answer_reserve: int, limit: int | None) -> None:
@@ -427,4 +362,5 @@ def _warnings(documents: Sequence[Document]) -> tuple[str, ...]:
     """Warnings of all documents, each with its name when there are several."""
     if len(documents) == 1:
         return documents[0].warnings
-    return tuple(f"{document.name}: {warning}" for document in documents for warning in document.warnings)
+    named = zip(document_names(documents), documents, strict=True)
+    return tuple(f"{name}: {warning}" for name, document in named for warning in document.warnings)

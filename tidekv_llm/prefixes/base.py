@@ -58,8 +58,6 @@ class StoredPrefix(ABC):
         num_layers: layers of the model.
     """
 
-    kind: str
-
     def __init__(self, key: PrefixKey, token_ids: Sequence[int], num_layers: int) -> None:
         self.key = key
         self.token_ids = tuple(token_ids)
@@ -75,6 +73,11 @@ class StoredPrefix(ABC):
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes that the store takes where it lives."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that it takes of host memory."""
+        return 0
 
     @abstractmethod
     def save(self, layer: int, keys: Tensor, values: Tensor) -> None:

@@ -1,0 +1,110 @@
+"""A model in memory, shared by engines with different options, and how long it stays there."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from tidekv_llm.cache.cache_file import CacheOwner
+from tidekv_llm.errors import ClosedError, ConfigError
+from tidekv_llm.hf import Decoder
+from tidekv_llm.lock import FairLock
+from tidekv_llm.memory import weight_bytes
+from tidekv_llm.models.shapes import shape_of
+from tidekv_llm.prefixes.identity import model_identity
+from tidekv_llm.prefixes.pool import PrefixPool
+from tidekv_llm.selfcheck import check_decoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from tidekv_llm.shapes import ModelShape
+
+
+class Weights:
+    """A model, its tokenizer, and what all that use them share: whose turn it is, and the stored prefixes.
+
+    Raises:
+        UnsupportedModelError: the self-check failed.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+        self.model, self.tokenizer, self.name = model, tokenizer, name
+        self.decoder = Decoder(model)
+        self.nbytes = weight_bytes(model)
+        self.lock = FairLock()
+        self.users = 0
+        self.pool = PrefixPool()
+        check_decoder(self.decoder)
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells these weights from others in a stored prefix's key."""
+        return model_identity(self.model)
+
+    @property
+    def owner(self) -> CacheOwner:
+        """What a saved cache must have been saved for."""
+        digest = hashlib.sha256(self.identity.encode()).hexdigest()[:16]
+        return CacheOwner.of(self.decoder, f"{self.name}@{digest}")
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's dimensions, as the planner uses them."""
+        return shape_of(self.decoder, self.nbytes)
+
+    @property
+    def trained_window(self) -> int:
+        """Most tokens that the model's own configuration allows."""
+        return int(getattr(self.decoder.config, "max_position_embeddings", 0) or 2**31 - 1)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Every end-of-sequence id that the model or its tokenizer names."""
+        found = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = set(found) if isinstance(found, (list, tuple)) else {found}
+        ids.add(getattr(self.tokenizer, "eos_token_id", None))
+        return frozenset(token for token in ids if token is not None)
+
+    def need_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.tokenizer is None:
+            raise ConfigError("this engine has no tokenizer; pass one to TideKV(...), or token ids as the prompt")
+        return self.tokenizer
+
+
+class Hold:
+    """One user's hold on weights: their memory is free once the last hold is let go."""
+
+    def __init__(self, weights: Weights) -> None:
+        weights.users += 1
+        self._weights: Weights | None = weights
+
+    def get(self) -> Weights:
+        """The weights.
+
+        Raises:
+            ClosedError: the hold was let go.
+        """
+        if self._weights is None:
+            raise ClosedError("this engine was closed; make a new one")
+        return self._weights
+
+    def share(self) -> Hold:
+        """Another hold on the same weights."""
+        return Hold(self.get())
+
+    def let_go(self) -> None:
+        """Give the weights up; a second time does nothing."""
+        if self._weights is not None:
+            self._weights.users -= 1
+            self._weights = None
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()

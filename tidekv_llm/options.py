@@ -1,0 +1,121 @@
+"""How an answer is generated: the keywords that every call takes, and their checks, once.
+
+Imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from tidekv_llm.config import whole_number
+from tidekv_llm.errors import ConfigError
+
+# What a torch generator takes.
+_LEAST_SEED, _GREATEST_SEED = -(2**63), 2**64 - 1
+
+
+class GenerationOptions(TypedDict, total=False):
+    """Keywords of ``ask``, ``generate`` and ``stream``, of the engine and of its sessions.
+
+    Attributes:
+        max_new_tokens: longest answer in tokens, 256 by default; counted against the context window.
+        temperature: 0, the default, takes the most likely token; above 0 divides the logits.
+        top_p: draw from the smallest set of tokens whose probability reaches this; 1, the default, keeps all.
+        top_k: draw from that many most likely tokens; 0, the default, keeps all.
+        stop: strings at whose first occurrence the text is cut.
+        seed: makes sampling repeatable; None, the default, draws a fresh one.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    stop: str | Sequence[str]
+    seed: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn from its logits.
+
+    Args:
+        temperature: 0 takes the most likely token; above 0 divides the logits.
+        top_p: smallest set of tokens whose probability reaches this; 1 keeps all.
+        top_k: that many most likely tokens; 0 keeps all.
+        seed: makes draws repeatable; None draws a fresh one.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature)
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature={self.temperature} must be at least 0; 0 takes the most likely token")
+        _number("top_p", self.top_p)
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p={self.top_p} must be above 0 and at most 1; 1 keeps all tokens")
+        if not _is_whole(self.top_k) or self.top_k < 0:
+            raise ConfigError(f"top_k={self.top_k!r} must be a whole number of at least 0; 0 keeps all tokens")
+        if self.seed is not None and not (_is_whole(self.seed) and _LEAST_SEED <= self.seed <= _GREATEST_SEED):
+            raise ConfigError(f"seed={self.seed!r} must be a whole number below 2**64, or None for a fresh one")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Checked options of one generation.
+
+    Attributes:
+        max_new_tokens: most tokens to generate.
+        sampling: how they are drawn.
+        stop: strings at whose first occurrence the text is cut.
+        ignore_eos: go on past the end of sequence, to exactly ``max_new_tokens``.
+    """
+
+    max_new_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...]
+    ignore_eos: bool
+
+
+def settle(options: GenerationOptions, *, ignore_eos: bool = False) -> Settled:
+    """Check what a call was given, and fill in the defaults.
+
+    Raises:
+        ConfigError: a name is unknown or a value impossible.
+    """
+    known = GenerationOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r}; the options are {', '.join(known)}")
+    given: dict[str, Any] = dict(options)
+    max_new_tokens = given.pop("max_new_tokens", 256)
+    whole_number("max_new_tokens", max_new_tokens, least=1)
+    stop = _stop_strings(given.pop("stop", ()))
+    return Settled(max_new_tokens, Sampling(**given), stop, ignore_eos)
+
+
+def _stop_strings(stop: object) -> tuple[str, ...]:
+    texts = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"stop={stop!r} must be a string or a list of strings; leave it out for none")
+    if not all(texts):
+        raise ConfigError("a stop string is empty; leave it out")
+    return tuple(texts)
+
+
+def _number(name: str, value: object) -> None:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} must be a number")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
