@@ -325,6 +325,28 @@ def test_form_feeds_are_pages(save):
         Document.from_file(path, pages="4")
 
 
+VERBATIM = [
+    "a:\n  b:\n    - c\n\n\n\n    d: 1\n",
+    "Renn\t\t\t7\nBrekke\t\t12",
+    "pip install --no- deps x",
+    "def f():\n\treturn  1   # two\r\n",
+    "adip-\niscing and \ufb01ne  10\u00a0km\u200b",
+]
+
+
+@pytest.mark.parametrize("text", VERBATIM)
+def test_text_is_verbatim(save, text):
+    assert Document.from_text(text).pages[0].text == text
+    assert Document.from_pages([text, text], "n").pages[1].text == text
+    assert Document.from_file(save(text.encode(), "file.md")).text == text
+
+
+def test_letters_are_composed_and_hidden_ones_said():
+    document = Document.from_text("ge\u0301rant \U0001f3f4\U000e0067\U000e0062\U000e007f see\U000e0041n")
+    assert document.text == "g\u00e9rant \U0001f3f4\U000e0067\U000e0062\U000e007f seen"
+    assert document.warnings == ("page 1: letters that no reader sees (Unicode tags); left out",)
+
+
 def test_blank_text_pages_are_warned_of():
     document = Document.from_text("one\f \fthree")
     assert document.warnings == ("page 2 has no text; left out",)

@@ -149,6 +149,7 @@ def test_09_error_in_the_worker_reaches_the_stream(
     framework: Framework, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """huggingface/transformers#22576: the consumer waited for ever."""
+    from tidekv_llm.engine import TideKV
 
     def fails(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("boom")
@@ -488,7 +489,7 @@ def test_bad_calls_are_refused(framework: Framework, tiny: str) -> None:
             ("", {}, "empty"),
             ("   ", {}, "empty"),
             (PROMPT, {"max_length": 5}, "unknown option 'max_length'"),
-            (PROMPT, {"max_tokens": -3}, "max_tokens=-3"),
+            (PROMPT, {"max_tokens": -3}, "max_new_tokens=-3"),
             (PROMPT, {"max_tokens": 2.5}, "whole number"),
             (PROMPT, {"top_p": "high"}, "number"),
         ):

@@ -59,7 +59,6 @@ class Worker:
 
 
 def finish(llm: Any) -> None:
-    """Wait until the worker has nothing to do."""
-    done = threading.Event()
-    llm.engine_handle().submit(done.set)
-    assert done.wait(HANG)
+    """Wait until nobody uses the model any more."""
+    with llm.engine_handle()._slot.line.hold():
+        pass

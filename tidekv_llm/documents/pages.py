@@ -1,4 +1,4 @@
-"""A document as the rest of the package sees it: numbered pages of clean text, and what is missing."""
+"""A document as the rest of the package sees it: numbered pages of text, and what is missing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tidekv_llm.documents.cleanup import clean_text, find_problem
+from tidekv_llm.documents.cleanup import strip_hidden
 from tidekv_llm.documents.pdf import PageRange, PdfLimits, Progress, extract_pdf, format_numbers
+from tidekv_llm.documents.readable import find_problem
+from tidekv_llm.documents.words import normal
 from tidekv_llm.errors import ConfigError, DocumentError, DocumentNotFoundError, NoTextError
 
 PageSelection = str | Iterable[int]
@@ -31,7 +33,7 @@ class Page:
     Args:
         number: 1-based physical page number.
         label: what is printed on the page (``iv``, ``A-3``), or the number; unique within the document.
-        text: cleaned text; kept even when it is unreadable, so that a viewer can show it.
+        text: cleaned where it came out of a PDF; kept even when it is unreadable, so that a viewer can show it.
         problem: why the text is not given to the model, or None.
     """
 
@@ -106,7 +108,7 @@ class Document:
 
     @classmethod
     def from_text(cls, text: str, name: str = "text", label: str | None = None) -> Document:
-        """Make a document of plain text; form feeds separate pages.
+        """Make a document of plain text, taken verbatim (NFC); form feeds separate pages.
 
         ``label`` names the page when there is one; several pages become ``label-1``, ``label-2``, ...
 
@@ -126,7 +128,9 @@ class Document:
 
     @classmethod
     def from_pages(cls, texts: Iterable[str], name: str, labels: Sequence[str] | None = None) -> Document:
-        """Make a document of one string per page; ``labels`` must be as many, distinct and not empty.
+        """Make a document of one string per page, taken verbatim (NFC).
+
+        ``labels`` must be as many as the pages, distinct and not empty.
 
         Raises:
             NoTextError: nothing but white space.
@@ -141,7 +145,7 @@ class Document:
         made = tuple(_text_page(number, *pair) for number, pair in enumerate(zip(shown, pages, strict=True), 1))
         if not any(page.text.strip() for page in made):
             raise NoTextError(f"{name} holds no text; give a document that has some")
-        return cls(name, made, _problem_warnings(made))
+        return cls(name, made, (*_problem_warnings(made), *_hidden_warnings(pages)))
 
     @classmethod
     def from_file(
@@ -151,7 +155,7 @@ class Document:
         pages: PageSelection | None = None,
         progress: Progress | None = None,
     ) -> Document:
-        """Read a PDF or a UTF-8 text or Markdown file; the content decides, not the name.
+        """Read a PDF, or a UTF-8 text or Markdown file verbatim; what is called ``.pdf`` must be one.
 
         Raises:
             DocumentError: as ``from_pdf``; also for anything that is neither PDF nor UTF-8 text.
@@ -228,11 +232,16 @@ def _check_labels(labels: Sequence[str], count: int) -> None:
 
 
 def _text_page(number: int, label: str, text: str) -> Page:
-    cleaned = clean_text(text)
-    problem = find_problem(text) or find_problem(cleaned)
-    if problem is None and not cleaned.strip():
-        problem = "no text"
-    return Page(number, label, cleaned, problem)
+    """A page of text as it is, indentation and tabs included; only letters and their marks are composed (NFC)."""
+    verbatim = normal(strip_hidden(text))
+    return Page(number, label, verbatim, find_problem(verbatim) or (None if verbatim.strip() else "no text"))
+
+
+def _hidden_warnings(texts: Sequence[str]) -> tuple[str, ...]:
+    """What the pages had that no reader sees: it is left out, and said."""
+    numbers = [number for number, text in enumerate(texts, 1) if len(strip_hidden(text)) < len(text)]
+    pages = f"page{'s' * (len(numbers) > 1)} {format_numbers(numbers)}"
+    return (f"{pages}: letters that no reader sees (Unicode tags); left out",) if numbers else ()
 
 
 def _problem_warnings(pages: Sequence[Page]) -> tuple[str, ...]:

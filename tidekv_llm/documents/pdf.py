@@ -17,13 +17,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from tidekv_llm.documents.cleanup import join_hyphens
 from tidekv_llm.errors import (
     ConfigError,
     DocumentError,
+    DocumentTimeoutError,
     EncryptedDocumentError,
 )
 
@@ -148,8 +150,13 @@ def _collect(worker: _Worker, name: str, limits: PdfLimits, progress: Progress |
             break
     if not complete:
         raise DocumentError(worker.why_it_died(name, len(pages), selected))
-    ordered = tuple(pages[number] for number in sorted(pages))
-    return Extraction(ordered, total, tuple(_with_pages(text, numbers) for text, numbers in warnings.items()))
+    ordered = [pages[number] for number in sorted(pages)]
+    mended = join_hyphens([page.text for page in ordered])
+    return Extraction(
+        tuple(replace(page, text=text) for page, text in zip(ordered, mended, strict=True)),
+        total,
+        tuple(_with_pages(text, numbers) for text, numbers in warnings.items()),
+    )
 
 
 def _with_pages(warning: str, numbers: Sequence[int]) -> str:
@@ -219,7 +226,7 @@ class _Worker:
         try:
             return self._messages.get(timeout=max(0.0, remaining))
         except queue.Empty:
-            raise DocumentError(
+            raise DocumentTimeoutError(
                 f"{name} was not read within {self._limits.wall_seconds:g} s; choose fewer pages"
             ) from None
 

@@ -26,13 +26,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, BinaryIO
 
-from tidekv_llm.documents.cleanup import (
-    PARTLY_UNREADABLE_SHARE,
-    clean_text,
-    find_problem,
-    strip_controls,
-    unreadable_share,
-)
+from tidekv_llm.documents.cleanup import clean_text, strip_controls
+from tidekv_llm.documents.readable import PARTLY_UNREADABLE_SHARE, find_problem, unreadable_share
 
 _HEADER = struct.Struct(">I")
 _MAX_LABEL = 16
