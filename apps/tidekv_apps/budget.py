@@ -6,9 +6,9 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tidekv_apps.engines import ModelFacts
 from tidekv_apps.settings import AskSettings
 from tidekv_llm.documents import Document, DocumentLayout, lay_out
+from tidekv_llm.service import ModelFacts
 
 History = Sequence[tuple[str, str]]
 _ANY_DOCUMENT = "x"

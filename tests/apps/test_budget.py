@@ -10,9 +10,9 @@ from transformers import AutoTokenizer
 from tests.apps.support import MODEL
 from tests.integrations.tiny import save_tiny_chat
 from tidekv_apps.budget import BudgetCounter, Source
-from tidekv_apps.engines import ModelFacts
 from tidekv_apps.settings import AskSettings
 from tidekv_llm.documents import Document, build_prompt
+from tidekv_llm.service import ModelFacts
 
 SETTINGS = AskSettings(model=MODEL, max_new_tokens=30)
 HARBOUR = Document.from_pages(
