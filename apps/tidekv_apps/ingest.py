@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tidekv_apps.jobs import BusyError, Job
+from tidekv_apps.jobs import Job
 from tidekv_apps.lanes import ReadingLanes
 from tidekv_apps.records import Entry
 from tidekv_apps.security import check_upload_path, plain_error, safe_name
 from tidekv_apps.settings import Limits
 from tidekv_apps.visits import Visit
 from tidekv_llm.documents import Document, PdfLimits
-from tidekv_llm.errors import Cancelled, DocumentError, EncryptedDocumentError, TideKVError
+from tidekv_llm.errors import BusyError, Cancelled, DocumentError, EncryptedDocumentError, TideKVError
 
 
 def pdf_limits(limits: Limits) -> PdfLimits:

@@ -20,7 +20,7 @@ from tests.cli.streams import Stream, run_main
 from tidekv_llm.bench import harness
 from tidekv_llm.cli.answers import AskConsole
 from tidekv_llm.cli.terminal import literal, one_row
-from tidekv_llm.documents import Citation
+from tidekv_llm.documents import Citation, Document, PageSpan, cite_pages
 from tidekv_llm.engine import TideKV
 from tidekv_llm.metrics import Metrics
 
@@ -113,6 +113,19 @@ def test_nothing_that_a_terminal_obeys_is_sent(ask, terminal):
     assert out.count(SHOWN) == 5  # answer, quote, warning, model, note
     assert obeyed(out) == ""
     assert HOSTILE not in error
+
+
+def test_citations_of_files_of_one_name_are_told_apart(ask, monkeypatch, tmp_path):
+    other = tmp_path / "other" / "a.txt"
+    other.parent.mkdir()
+    other.write_text("The tank holds 36 litres.")
+    reply = answer("36 litres")
+    documents = [Document.from_file(other), Document.from_file(other)]
+    reply.citations = cite_pages("It holds 36 litres.", [PageSpan(1, 1, "1", 0, 5)], documents)
+    command = ["ask", str(other), str(other), "How much?"]
+    ask(reply)
+    assert "[a.txt (2) p. 1]" in run_main(monkeypatch, command)[1]
+    assert json.loads(run_main(monkeypatch, [*command, "--json"])[1])["citations"][0]["document"] == "a.txt (2)"
 
 
 def test_a_style_of_the_answer_does_not_pass_for_one_of_ours(ask):
