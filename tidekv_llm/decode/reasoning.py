@@ -20,10 +20,13 @@ _SPELLINGS = (
     (re.compile(rf"</({_WORD})>", re.IGNORECASE), "<X>", "</X>"),
     (re.compile(rf"\[/({_WORD})\]", re.IGNORECASE), "[X]", "[/X]"),
     (re.compile(rf"<\|/({_WORD})\|>", re.IGNORECASE), "<|X|>", "<|/X|>"),
-    (re.compile(rf"<\|END_({_WORD})\|>"), "<|START_X|>", "<|END_X|>"),
+    (re.compile(rf"<\|END_((?i:{_WORD}))\|>"), "<|START_X|>", "<|END_X|>"),
     (re.compile(rf"<\|end_of_({_WORD})\|>"), "<|begin_of_X|>", "<|end_of_X|>"),
 )
 _CHANNEL, _MESSAGE, _START, _END = "<|channel|>", "<|message|>", "<|start|>", "<|end|>"
+_LAST = ("<|return|>", "<|call|>")  # end the whole output
+_HEADS = (_START, _CHANNEL)
+_ENDS = (_END, *_HEADS, *_LAST)
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
@@ -73,7 +76,7 @@ class ReasoningFormat(NamedTuple):
     @property
     def marks(self) -> frozenset[str]:
         """Spellings that must be seen, even where they are special tokens."""
-        channels = (_CHANNEL, _MESSAGE, _START, _END) if self.channels else ()
+        channels = (_CHANNEL, _MESSAGE, _START, _END, *_LAST) if self.channels else ()
         return frozenset((*channels, *(mark for pair in self.tags for mark in pair)))
 
     def splitter(self, prompt_end: str) -> Splitter:
@@ -178,20 +181,19 @@ class ChannelSplitter:
         return Delta(), True
 
     def _body(self, final: bool) -> tuple[Delta, bool]:
-        places = [(place, mark) for mark in (_END, _START, _CHANNEL) if (place := self._pending.find(mark)) >= 0]
+        places = [(place, mark) for mark in _ENDS if (place := self._pending.find(mark)) >= 0]
         if not places:
-            held = 0 if final else partial_start(self._pending, (_END, _START, _CHANNEL))
+            held = 0 if final else partial_start(self._pending, _ENDS)
             cut = len(self._pending) - held
             shown, self._pending = self._pending[:cut], self._pending[cut:]
             return self._shown(shown), False
         place, mark = min(places)
-        shown, self._pending = self._pending[:place], self._pending[place + len(mark) * (mark == _END) :]
+        shown, self._pending = self._pending[:place], self._pending[place + len(mark) * (mark not in _HEADS) :]
         out = self._shown(shown)
-        if mark == _END:
-            self.ended = self.ended or self._channel == "final"
+        self._in_header = mark in _HEADS
+        if not self._in_header:
+            self.ended = self.ended or mark in _LAST or self._channel == "final"
             self._channel = ""
-        else:
-            self._in_header = True
         return out, True
 
     def _shown(self, text: str) -> Delta:

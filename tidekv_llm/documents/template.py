@@ -182,7 +182,7 @@ def _render_once(tokenizer: Any, messages: Sequence[Message], kwargs: Mapping[st
     try:
         rendered = _apply(tokenizer, conversation, kwargs)
     except Exception as error:  # templates raise jinja2's errors, and Python's
-        raise _refusal(error) from error
+        raise _refusal(error, "tools" in str(getattr(tokenizer, "chat_template", ""))) from error
     pieces: list[Piece] = []
     for number, (message, mark, space) in enumerate(zip(messages, marks, spaces, strict=True)):
         before, found, rendered = rendered.partition(mark)
@@ -221,7 +221,7 @@ def _placed(
     return before, after, tuple(chosen)
 
 
-def _refusal(error: Exception) -> _Refused:
+def _refusal(error: Exception, knows_tools: bool) -> _Refused:
     """What a template's error is, in one line with a remedy."""
     from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
 
@@ -229,6 +229,11 @@ def _refusal(error: Exception) -> _Refused:
     if isinstance(error, TemplateSyntaxError):
         return _Refused(
             f"the chat template has a syntax error in line {error.lineno}: {said}; mend the tokenizer's template",
+            by_template=False,
+        )
+    if knows_tools and "None" in said:
+        return _Refused(
+            f"the chat template wants tools ({said}), and none are given here; use one for chats without tools",
             by_template=False,
         )
     if isinstance(error, UndefinedError):

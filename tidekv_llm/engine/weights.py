@@ -68,7 +68,8 @@ class Weights:
         """Every id that ends a turn: what the model or its tokenizer names, and what its template puts there."""
         named = getattr(self.model.generation_config, "eos_token_id", None)
         ids = set(named) if isinstance(named, (list, tuple)) else {named}
-        ids |= {getattr(self.tokenizer, "eos_token_id", None), self.turn_end.token_id}
+        ids |= {getattr(self.tokenizer, f"{end}_token_id", None) for end in ("eos", "eot", "eom")}
+        ids.add(self.turn_end.token_id)
         return frozenset(token for token in ids if token is not None)
 
     @cached_property
