@@ -14,6 +14,7 @@ from tidekv_apps.security import check_upload_path, plain_error, safe_name
 from tidekv_apps.settings import Limits
 from tidekv_apps.visits import Visit
 from tidekv_llm.documents import Document, PdfLimits
+from tidekv_llm.documents.kinds import MAGIC_WINDOW, passes_for_pdf
 from tidekv_llm.errors import Cancelled, DocumentError, EncryptedDocumentError, TideKVError
 
 PdfProgress = Callable[[int, int], None]
@@ -125,7 +126,9 @@ class Ingest:
             entry.document, entry.password, entry.state = document, password, "ready"
 
     def _parse(self, entry: Entry, password: str | None, progress: PdfProgress) -> Document:
-        if _is_pdf(entry.path):
+        with entry.path.open("rb") as stream:
+            head = stream.read(MAGIC_WINDOW)
+        if passes_for_pdf(head, entry.name):
             limits = pdf_limits(self._limits)
             read = Document.from_pdf(entry.path, password=password, progress=progress, limits=limits)
         else:
@@ -195,13 +198,6 @@ def set_pages(visit: Visit, key: str, pages: str) -> None:
     if wanted:
         entry.document.select(wanted)
     entry.pages = wanted
-
-
-def _is_pdf(path: Path) -> bool:
-    with path.open("rb") as stream:
-        head = stream.read(1024)
-    at = head.find(b"%PDF-")
-    return at >= 0 and (not head[:at].strip(b"\xef\xbb\xbf \t\r\n\0") or b"\0" in head[:at])
 
 
 def _without_doubles(visit: Visit, entries: Sequence[Entry]) -> list[Entry]:
