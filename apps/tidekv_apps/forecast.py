@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tidekv_apps.engines import ModelFacts
 from tidekv_apps.settings import AskSettings
 from tidekv_llm import planner
 from tidekv_llm.config import AUTO_CHUNK, PrefillConfig
 from tidekv_llm.costs.plan import Plan
 from tidekv_llm.errors import TideKVError
+from tidekv_llm.service import ModelFacts
 
 COMPARED = ("tidekv", "post-prefill", "one-shot")
 

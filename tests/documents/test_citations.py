@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tidekv_llm.documents import Document, PageSpan, cite_pages
+from tidekv_llm.documents.prompt import document_names
 
 PAGES = [
     "The harbour office listens at all hours. The emergency channel of the harbour office is channel 12.",
@@ -108,6 +109,30 @@ def test_files_are_told_apart():
     spans = [*SPANS, PageSpan(1, 1, "1", 45, 55), PageSpan(1, 2, "2", 55, 65)]
     found = cite_pages("Tobias Renn keeps bees [other.pdf p. 2].", spans, [BOOK, other])
     assert [(c.document, c.document_name, c.label, c.origin) for c in found] == [(1, "other.pdf", "2", "model")]
+
+
+def test_files_of_one_name_are_told_apart_by_the_names_in_the_prompt():
+    facts = ["The rent is 100 euros.", "The rent is 2,200 pounds.", "The rent is 33,000 yen."]
+    names = ["invoice.pdf", "Invoice.pdf", "invoice.pdf (2)"]
+    documents = [Document.from_pages([fact], name) for fact, name in zip(facts, names, strict=True)]
+    expected = ("invoice.pdf", "Invoice.pdf (2)", "invoice.pdf (2) (2)")
+    assert document_names(documents) == expected
+    spans = [PageSpan(at, 1, "1", 10 * at, 10 * at + 10) for at in range(3)]
+    for fact, name, at in zip(facts, expected, range(3), strict=True):
+        for answer in (fact, f"{fact} [{name} p. 1]"):
+            (citation,) = cite_pages(answer, spans, documents)
+            assert (citation.document, citation.document_name, citation.verified) == (at, name, True)
+
+
+def test_names_of_documents_are_distinct_and_stay_when_more_are_appended():
+    def called(*names):
+        return document_names([Document.from_pages(["x"], name) for name in names])
+
+    assert called("[bold] a.pdf") == ("[bold] a.pdf",)
+    assert called("[a].pdf", "(a).pdf", "b\n.pdf") == ("(a).pdf", "(a).pdf (2)", "b .pdf")
+    many = called(*["a"] * 4, "a (2)", "x" * 100, "x" * 99)
+    assert len({name.casefold() for name in many}) == 7
+    assert many[:3] == called("a", "a", "a") == ("a", "a (2)", "a (3)")
 
 
 def test_one_page_alone_can_be_cited():

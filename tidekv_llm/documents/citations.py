@@ -26,7 +26,7 @@ from typing import Any, Literal
 import regex
 
 from tidekv_llm.documents.pages import Document
-from tidekv_llm.documents.prompt import PageSpan, Prompt, marker_name
+from tidekv_llm.documents.prompt import PageSpan, Prompt, document_names
 from tidekv_llm.documents.words import is_number, letters, sentences, words
 
 Origin = Literal["model", "text", "attention"]
@@ -55,7 +55,7 @@ class Citation:
 
     Args:
         document: index into the documents of the prompt.
-        document_name: that document's name.
+        document_name: that document's name, as the prompt and its other citations have it: ``invoice.pdf (2)``.
         page: 1-based physical page.
         label: the page's printed label.
         origin: how the page was found.
@@ -191,9 +191,9 @@ class _PageIndex:
 
     def __init__(self, spans: Sequence[PageSpan], documents: Sequence[Document]) -> None:
         texts = {(at, page.number): page.text for at, document in enumerate(documents) for page in document.pages}
-        self.documents = documents
+        self.documents, names = documents, document_names(documents)
         self.pages = [
-            _PageText(span, documents[span.document].name, texts.get((span.document, span.page), ""))
+            _PageText(span, names[span.document], texts.get((span.document, span.page), ""))
             for span in spans
             if span.document < len(documents)
         ]
@@ -216,7 +216,7 @@ class _PageIndex:
         if name is None or len(self.documents) == 1:
             return matches
         wanted = name.casefold()
-        return [page for page in matches if wanted == marker_name(self.documents, page.span.document).casefold()]
+        return [page for page in matches if wanted == page.name.casefold()]
 
 
 def _coverage(weights: dict[str, float], terms: frozenset[str]) -> float:

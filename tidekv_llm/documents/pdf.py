@@ -22,6 +22,7 @@ from tidekv_llm.documents.cleanup import join_hyphens
 from tidekv_llm.errors import (
     ConfigError,
     DocumentError,
+    DocumentTimeoutError,
     EncryptedDocumentError,
 )
 
@@ -228,14 +229,14 @@ class _Worker:
         """The next message, or None when the worker is gone; ``waiting`` is called now and then until it comes.
 
         Raises:
-            DocumentError: past the deadline.
+            DocumentTimeoutError: past the deadline.
         """
         while (remaining := self._deadline - time.monotonic()) > 0:
             try:
                 return self._messages.get(timeout=min(_HEARTBEAT_SECONDS, remaining))
             except queue.Empty:
                 waiting()
-        raise DocumentError(f"{name} was not read within {self._limits.wall_seconds:g} s; choose fewer pages")
+        raise DocumentTimeoutError(f"{name} was not read within {self._limits.wall_seconds:g} s; choose fewer pages")
 
     def why_it_died(self, name: str, done: int, selected: int) -> str:
         """One line on a worker that ended without saying so."""
