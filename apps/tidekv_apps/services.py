@@ -68,7 +68,7 @@ class Services:
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Whether questions can be answered, and how many run or wait."""
         state = "failed" if self.models.error is not None else "ok" if self.models.ready.is_set() else "loading"
-        return state == "ok", {"status": state, "questions": len(self.line)}
+        return state == "ok", {"status": state, "questions": self.models.line.waiting}
 
     async def beside(self, visit: Visit, work: Callable[..., Result], *arguments: Any) -> Result:
         """Run ``work`` in a thread, one piece at a time per visit: nobody's documents hold up another's page."""

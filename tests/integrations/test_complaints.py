@@ -21,13 +21,19 @@ import pytest
 
 from tests.integrations.frameworks import Framework
 from tests.integrations.tiny import WINDOW, save_tiny_chat, tiny_tokenizer
-from tidekv_llm.decode.loop import DecodeAdapter
+from tests.integrations.worker import HANG, Worker, finish
+from tidekv_llm.engine import TideKV
 from tidekv_llm.engine.run import Run
 from tidekv_llm.errors import ClosedError
-from tidekv_llm.request import Request
+from tidekv_llm.hf import Decoder
 from tidekv_llm.service.requests import encode
 
 PROMPT = "Tell me about the sea."
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    return Worker(monkeypatch)
 
 
 def test_01_prompt_is_not_echoed(framework: Framework, tiny: str) -> None:
@@ -158,108 +164,112 @@ def test_09_error_in_the_worker_reaches_the_stream(
                 pass
 
         with pytest.raises(RuntimeError, match="boom"):
-            asyncio.run(asyncio.wait_for(consume(), 20))
+            asyncio.run(asyncio.wait_for(consume(), HANG))
         monkeypatch.undo()
         assert framework.text(llm, PROMPT)
 
 
-def _slow(framework: Framework, tiny: str) -> Any:
-    """A model whose prefill of a long prompt takes long: one token per chunk step."""
-    return framework.make(tiny, chunk_size=1, kept_tokens=64, max_tokens=4)
+LONG = "All work and no play makes Jack a dull boy. " * 4  # 176 tokens of one character each
 
 
-LONG = "All work and no play makes Jack a dull boy. " * 8  # 352 tokens of one character each
+def _stepwise(framework: Framework, tiny: str, **options: Any) -> Any:
+    """A model that reads a prompt in as many chunk steps as it has tokens, and may be stopped after each."""
+    return framework.make(tiny, chunk_size=1, kept_tokens=64, max_tokens=4, **options)
 
 
-class Steps:
-    """Counts the chunk steps of all requests to an engine, and tells when the first was done."""
+def test_10_event_loop_ticks_during_load_and_prefill(
+    framework: Framework, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LI#11842: the worker goes on only when the loop has turned, which a blocked loop never does."""
+    turned, held = threading.Event(), []
 
-    def __init__(self, llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        llm.engine_handle().engine()  # the self-check of a load makes steps too
-        self.done, self.begun, self._line = 0, threading.Event(), llm.engine_handle()._slot.line
-        real = Request.report
+    def until_the_loop_turns(real: Any) -> Any:
+        def wrapped(*given: Any, **named: Any) -> Any:
+            if len(held) < 5:
+                turned.clear()
+                held.append(turned.wait(HANG))
+            return real(*given, **named)
 
-        def report(request: Request, *step: Any) -> None:
-            self.done += 1
-            self.begun.set()
-            real(request, *step)
+        return wrapped
 
-        monkeypatch.setattr(Request, "report", report)
-
-    def when_idle(self) -> int:
-        """Steps so far, once nobody uses the model any more."""
-        with self._line.hold():
-            return self.done
-
-
-def test_11_cancelled_task_stops_the_prefill(framework: Framework, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LC#23282, LI#12242."""
+    async def heartbeat() -> None:
+        while True:
+            await asyncio.sleep(0.001)
+            turned.set()
 
     async def run() -> None:
+        pulse = asyncio.create_task(heartbeat())
+        assert await framework.atext(llm, PROMPT)
+        held.clear()
+        async for _ in framework.adeltas(llm, PROMPT):
+            pass
+        pulse.cancel()
+
+    monkeypatch.setattr(TideKV, "from_pretrained", until_the_loop_turns(TideKV.from_pretrained))
+    monkeypatch.setattr(Decoder, "run_layer", until_the_loop_turns(Decoder.run_layer))
+    with framework.make(tiny) as llm:
+        asyncio.run(run())
+    assert held == [True] * 5
+
+
+def test_11_cancelled_task_stops_the_prefill(framework: Framework, tiny: str, worker: Worker) -> None:
+    """LC#23282, LI#12242."""
+
+    async def cancel_while_held() -> None:
         task = asyncio.create_task(framework.atext(llm, LONG))
-        await asyncio.to_thread(steps.begun.wait, 60)
+        await asyncio.to_thread(worker.wait_until_held)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    with _slow(framework, tiny) as llm:
-        steps = Steps(llm, monkeypatch)
-        framework.text(llm, LONG)
-        whole = steps.when_idle()
-        steps.begun.clear()
-        asyncio.run(run())
-        assert 0 < steps.when_idle() - whole < whole
+    with _stepwise(framework, tiny) as llm:
+        llm.engine_handle().engine()  # the check at load runs layers too
+        with worker.held(at=10):
+            asyncio.run(cancel_while_held())
+        finish(llm)
+        assert worker.runs <= 11 < len(LONG)
 
 
-def test_11_abandoned_streams_stop(framework: Framework, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = 0
-    real = DecodeAdapter.step
-
-    def step(adapter: DecodeAdapter, ids: Any) -> Any:
-        nonlocal tokens
-        tokens += 1
-        return real(adapter, ids)
-
-    monkeypatch.setattr(DecodeAdapter, "step", step)
-    with framework.make(tiny, max_tokens=1000) as llm:
-        line = llm.engine_handle()._slot.line
-        stream = framework.deltas(llm, PROMPT)
-        next(stream)
-        stream.close()
-        with line.hold():
-            assert tokens < 999
+def test_11_abandoned_streams_stop(framework: Framework, tiny: str, worker: Worker) -> None:
+    with framework.make(tiny, max_tokens=500) as llm:
+        layers = llm.engine_handle().engine().model.config.num_hidden_layers
+        whole = worker.runs_of(lambda: framework.text(llm, PROMPT))
+        with worker.held(at=whole // 2):
+            stream = framework.deltas(llm, PROMPT)
+            next(stream)
+            stream.close()
+        finish(llm)
+        assert worker.runs < whole // 2 + layers
 
         async def leave() -> None:
             stream = framework.adeltas(llm, PROMPT)
             await anext(stream)
             await stream.aclose()
 
-        tokens = 0
-        asyncio.run(leave())
-        with line.hold():
-            assert tokens < 999
+        with worker.held(at=whole // 2):
+            asyncio.run(leave())
+        finish(llm)
+        assert worker.runs < whole // 2 + layers
 
 
-def test_11_request_waiting_for_its_turn_can_be_cancelled(
-    framework: Framework, tiny: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def run() -> str:
-        first = asyncio.create_task(framework.atext(llm, LONG))
-        await asyncio.to_thread(steps.begun.wait, 60)
-        second = asyncio.create_task(framework.atext(llm, LONG))
-        await asyncio.sleep(0.01)
-        second.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await second
-        return await first
+def test_11_request_waiting_for_its_turn_can_be_cancelled(framework: Framework, tiny: str, worker: Worker) -> None:
+    async def run() -> None:
+        with worker.held():
+            first = asyncio.create_task(framework.atext(llm, LONG))
+            await asyncio.to_thread(worker.wait_until_held)
+            second = asyncio.create_task(framework.atext(llm, LONG))
+            await asyncio.sleep(0)  # it joins the queue
+            second.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await second
+        assert await first
 
-    with _slow(framework, tiny) as llm:
-        steps = Steps(llm, monkeypatch)
-        framework.text(llm, LONG)
-        whole = steps.when_idle()
-        steps.begun.clear()
-        assert asyncio.run(run())
-        assert steps.when_idle() == 2 * whole
+    with _stepwise(framework, tiny) as llm:
+        llm.engine_handle().engine()
+        whole = worker.runs_of(lambda: framework.text(llm, LONG))
+        asyncio.run(run())
+        finish(llm)
+        assert worker.runs == whole
 
 
 def test_12_concurrent_requests_give_what_they_give_alone(framework: Framework, tiny: str) -> None:
@@ -497,15 +507,17 @@ def test_unknown_model_is_a_typed_error(framework: Framework, monkeypatch: pytes
     assert isinstance(caught.value, ModelNotFoundError)
 
 
-def test_timeout_stops_the_request(framework: Framework, tiny: str) -> None:
-    with _slow(framework, tiny).model_copy(update={"timeout": 0.2}) as llm:
+def test_timeout_stops_the_request(framework: Framework, tiny: str, worker: Worker) -> None:
+    with _stepwise(framework, tiny).model_copy(update={"timeout": 0.2}) as llm:
         llm.engine_handle().engine()
-        with pytest.raises(framework.error, match=r"timeout=0\.2"):
+        with worker.held(), pytest.raises(framework.error, match=r"timeout=0\.2"):
             framework.text(llm, LONG)
-        with pytest.raises(TimeoutError):
+        finish(llm)
+        assert worker.runs <= 2
+        with worker.held(), pytest.raises(TimeoutError):
             asyncio.run(framework.atext(llm, LONG))
-        with llm.engine_handle()._slot.line.hold():
-            pass
+        finish(llm)
+        assert worker.runs <= 2
 
 
 def test_base_model_continues_text(framework: Framework, tiny_base: str) -> None:

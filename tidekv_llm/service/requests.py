@@ -137,8 +137,8 @@ def generation_call(
         raise ConfigError("the prompt is empty; write at least one word")
 
     def call(engine: TideKV, emit: Emit, cancel: threading.Event) -> Reply:
-        bare = plain is not None and not getattr(engine.tokenizer, "chat_template", None)
-        stream = engine.stream(encode(engine, plain() if bare else prompt, chat_template), **options, cancel=cancel)
+        text = prompt if plain is None or getattr(engine.tokenizer, "chat_template", None) else plain()
+        stream = engine.stream(encode(engine, text, chat_template), **options, cancel=cancel)
         for delta in stream:
             emit(delta)
         generation = stream.generation
