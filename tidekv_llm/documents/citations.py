@@ -30,6 +30,12 @@ from tidekv_llm.documents.prompt import PageSpan, Prompt, document_names
 from tidekv_llm.documents.words import is_number, letters, sentences, words
 
 Origin = Literal["model", "text", "attention"]
+ORIGINS: dict[Origin, str] = {
+    "model": "named by the model",
+    "text": "words and numbers found on the page",
+    "attention": "read most, by attention",
+}
+"""How a page was found, for readers."""
 
 TEXT_THRESHOLD = 0.5
 """Share of an answer sentence's word weight that must stand on a page."""
