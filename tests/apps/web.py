@@ -85,16 +85,24 @@ class Line:
 
     def status(self) -> int:
         """The status of the answer; 0 if the server just ended the connection."""
+        head = self._read_to(b"\r\n\r\n")
+        return int(head.split()[1]) if head else 0
+
+    def body(self) -> bytes:
+        """The answer's JSON, after :meth:`status`."""
+        return self._read_to(b"]")
+
+    def _read_to(self, end: bytes) -> bytes:
         data = b""
-        while b"\r\n" not in data:
+        while not data.endswith(end):
             try:
-                piece = self.socket.recv(4096)
+                piece = self.socket.recv(1)
             except ConnectionError:
                 piece = b""
             if not piece:
-                return 0
+                return b""
             data += piece
-        return int(data.split()[1])
+        return data
 
     def close(self) -> None:
         self.socket.close()
