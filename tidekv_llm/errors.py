@@ -6,6 +6,7 @@ TideKVError
 ├── ContextOverflowError (ValueError) the prompt is longer than the window
 ├── DocumentError                     a document that cannot be read
 │   ├── DocumentNotFoundError
+│   ├── DocumentTimeoutError          reading takes longer than it may
 │   ├── EncryptedDocumentError        needs a password, or the password is wrong
 │   └── NoTextError                   nothing a language model could read (a scan)
 ├── ModelError                        weights that cannot be had
@@ -55,6 +56,10 @@ class DocumentError(TideKVError):
 
 class DocumentNotFoundError(DocumentError):
     """No such file, or it is a folder."""
+
+
+class DocumentTimeoutError(DocumentError):
+    """The document was not read within its time."""
 
 
 class EncryptedDocumentError(DocumentError):

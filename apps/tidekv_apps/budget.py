@@ -54,6 +54,10 @@ class BudgetCounter:
         self._document = 0
         self._key: tuple[Any, ...] = ()
 
+    def forget(self) -> None:
+        """The documents are gone."""
+        self._tokens, self._key = {}, ()
+
     def count(
         self,
         documents: Sequence[Document],

@@ -106,12 +106,10 @@ async def read_files(services: Services, visit: Visit, paths: Sequence[str]) -> 
     """Admit and read uploaded files, with a yield per change."""
     visit.notice = ""
     job = begin_reading(visit)
-    task = ingest.Ingest(visit, services.uploads, services.options.limits)
+    task = ingest.Ingest(visit, services.uploads, services.options.limits, services.lanes)
 
     def body() -> None:
-        entries = task.admit(paths)
-        with services.reading:
-            task.read(entries, job)
+        task.read(task.admit(paths, job), job)
         count_now(services, visit)
 
     errors: list[str] = []
@@ -140,7 +138,7 @@ async def read_sample(services: Services, visit: Visit) -> AsyncIterator[None]:
 async def unlock(services: Services, visit: Visit, key: str, password: str) -> AsyncIterator[None]:
     """Try the password of an encrypted file."""
     job = begin_reading(visit)
-    task = ingest.Ingest(visit, services.uploads, services.options.limits)
+    task = ingest.Ingest(visit, services.uploads, services.options.limits, services.lanes)
     errors: list[str] = []
     async for _ in work(job, lambda: task.unlock(key, password, job), errors):
         yield

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tidekv_apps.jobs import BusyError
 from tidekv_apps.settings import AskSettings, Limits
+from tidekv_apps.storage import Storage
 from tidekv_apps.visits import Visit, VisitClosedError
 
 
@@ -21,6 +22,7 @@ class Registry:
         folder: where each visit gets a folder of its own.
         limits: how many, for how long.
         new_settings: what a new visit begins with.
+        storage: what all visits keep.
         clock: seconds that only grow.
     """
 
@@ -29,9 +31,11 @@ class Registry:
         folder: Path,
         limits: Limits,
         new_settings: Callable[[], AskSettings],
+        storage: Storage,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder, self._limits, self._new_settings, self._clock = folder, limits, new_settings, clock
+        self._storage = storage
         self._visits: OrderedDict[str, Visit] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -80,7 +84,7 @@ class Registry:
         self._make_room(list(visits), limits.visits, "too many people are using this app; try again in a minute")
         folder = self._folder / secrets.token_hex(8)
         folder.mkdir(mode=0o700, parents=True)
-        visit = Visit(owner, folder, self._new_settings(), address)
+        visit = Visit(owner, folder, self._new_settings(), self._storage, address)
         visits[key] = visit
         return visit
 

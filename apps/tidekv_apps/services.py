@@ -14,9 +14,11 @@ from tidekv_apps.ask import Asker
 from tidekv_apps.engines import EnginePool
 from tidekv_apps.inbox import Inbox
 from tidekv_apps.jobs import JobQueue
+from tidekv_apps.lanes import ReadingLanes
 from tidekv_apps.owners import owner_of
 from tidekv_apps.registry import Registry
 from tidekv_apps.settings import AppOptions, AskSettings
+from tidekv_apps.storage import Storage
 from tidekv_apps.visits import Visit, VisitClosedError
 
 if TYPE_CHECKING:
@@ -38,9 +40,9 @@ class Services:
         self.uploads = folder / "uploads"
         self.pool = EnginePool(options)
         self.line = JobQueue(options.limits.waiting_jobs)
-        self.reading = threading.BoundedSemaphore(2)
         self.inbox = Inbox(self.uploads, options.limits)
-        self.registry = Registry(folder / "visits", options.limits, self._new_settings)
+        self.lanes, self.storage = ReadingLanes(options.limits), Storage(options.limits)
+        self.registry = Registry(folder / "visits", options.limits, self._new_settings, self.storage)
         self.pool.before_unload = self.registry.drop_readers
         self.asker = Asker(self.pool, self.line, self.registry)
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="tidekv-page")

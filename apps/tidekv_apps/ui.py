@@ -13,7 +13,8 @@ from tidekv_apps.events import PageEvents, panel
 from tidekv_apps.figures import figures_panel
 from tidekv_apps.files import file_drop
 from tidekv_apps.services import Services
-from tidekv_apps.settings import MAX_QUESTION_CHARACTERS, AskSettings
+from tidekv_apps.settings import MAX_QUESTION_CHARACTERS, AskSettings, Limits
+from tidekv_apps.storage import Storage
 from tidekv_apps.visits import Visit
 from tidekv_llm.config import HEAD_BUDGETS, LAYER_BUDGETS, SCHEDULES, selector_names
 
@@ -184,4 +185,4 @@ def _html(value: str, elem_id: str | None = None) -> gr.HTML:
 
 def _nobody() -> Visit:
     """What a page shows before its visit is known."""
-    return Visit("", Path(), AskSettings(model=""))
+    return Visit("", Path(), AskSettings(model=""), Storage(Limits()))

@@ -17,12 +17,18 @@ from tidekv_apps.budget import Budget, BudgetCounter
 from tidekv_apps.jobs import BusyError, Job
 from tidekv_apps.records import Entry, Turn
 from tidekv_apps.settings import AskSettings
+from tidekv_apps.storage import Holder, Storage
 from tidekv_llm.errors import DocumentError, TideKVError
+from tidekv_llm.memory.probes import return_free_heap
 
 if TYPE_CHECKING:
     from tidekv_apps.engines import ModelFacts
     from tidekv_apps.reader import Reader
     from tidekv_llm.documents import Document
+
+
+# Below, what malloc keeps of a text is worth less than the milliseconds that it takes to return it.
+LARGE_BYTES = 1 << 20
 
 
 class VisitClosedError(TideKVError):
@@ -32,8 +38,9 @@ class VisitClosedError(TideKVError):
 class Visit:
     """One browser tab: its documents, conversation, settings and store, and nobody else's."""
 
-    def __init__(self, owner: str, folder: Path, settings: AskSettings, address: str = "") -> None:
+    def __init__(self, owner: str, folder: Path, settings: AskSettings, storage: Storage, address: str = "") -> None:
         self.owner, self.folder, self.settings, self.address = owner, folder, settings, address
+        self.storage, self.holder = storage, Holder(owner, folder.name)
         self.lock, self.turnstile = threading.RLock(), asyncio.Lock()
         self.entries: list[Entry] = []
         self.parked: list[Entry] = []
@@ -118,13 +125,28 @@ class Visit:
             reader.close()
 
     def clear(self) -> None:
-        """Forget documents and conversation."""
+        """Forget documents and conversation, and delete the files."""
         self.stop()
         with self.lock:
             self.entries, self.parked, self.turns = [], [], []
             self.viewer = self.shown_turn = None
             self.notice = ""
+            self.counter.forget()
         self.drop_reader()
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Delete the files of entries that are gone, count neither them nor their text, and return the memory."""
+        with self.lock:
+            here = [*self.entries, *self.parked]
+            digests = {entry.digest for entry in here}
+            for file in self.folder.iterdir() if self.folder.exists() else ():
+                if file.name not in digests:
+                    file.unlink(missing_ok=True)
+            self.storage.files.keep_only(self.holder, digests)
+            freed = self.storage.texts.keep_only(self.holder, {entry.key for entry in here})
+        if freed > LARGE_BYTES:
+            return_free_heap()
 
     def stop(self) -> None:
         """Ask what runs to stop."""

@@ -10,6 +10,7 @@ from tests.apps.support import MODEL, entry, turn
 from tidekv_apps.jobs import BusyError, Job
 from tidekv_apps.registry import Registry
 from tidekv_apps.settings import AskSettings, Limits
+from tidekv_apps.storage import Storage
 from tidekv_apps.visits import VisitClosedError
 from tidekv_llm.errors import DocumentError
 
@@ -22,7 +23,7 @@ class Clock:
 
 
 def registry(folder: Path, clock: Clock | None = None, **limits: object) -> Registry:
-    return Registry(folder, Limits(**limits), lambda: AskSettings(model=MODEL), clock or Clock())  # type: ignore[arg-type]
+    return Registry(folder, Limits(**limits), lambda: AskSettings(model=MODEL), Storage(Limits()), clock or Clock())  # type: ignore[arg-type]
 
 
 class FakeReader:

@@ -24,6 +24,7 @@ from typing import IO, Any
 from tidekv_llm.errors import (
     ConfigError,
     DocumentError,
+    DocumentTimeoutError,
     EncryptedDocumentError,
 )
 
@@ -219,7 +220,7 @@ class _Worker:
         try:
             return self._messages.get(timeout=max(0.0, remaining))
         except queue.Empty:
-            raise DocumentError(
+            raise DocumentTimeoutError(
                 f"{name} was not read within {self._limits.wall_seconds:g} s; choose fewer pages"
             ) from None
 
