@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.apps.conftest import Running, start_limited, stop_app
-from tests.apps.web import API, Caller, Line, stored, until
+from tests.apps.web import API, Caller, Line, until, uploaded
 
 MEGABYTE = 1 << 20
 LIMITS = {
@@ -34,7 +34,7 @@ def small(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 def nothing_stays(small: Running) -> Iterator[None]:
     """Every test adds what it uploaded, or breaks it off."""
     yield
-    assert until(lambda: not list(small.log.parent.glob("tidekv-app-*/uploads/*")))
+    assert until(lambda: uploaded(small.log.parent) == [])
 
 
 def on_disk(app: Running) -> int:
@@ -149,7 +149,7 @@ def test_adding_a_file_leaves_no_empty_file_and_no_empty_folder(small: Running) 
     mine = Caller(small.url)
     for number in range(3):
         mine.add((f"{number}.txt", b"text %d" % number))
-    assert until(lambda: not list(small.log.parent.glob("tidekv-app-*/uploads/*")))
+    assert until(lambda: uploaded(small.log.parent) == [])
 
 
 def test_what_nobody_adds_goes_after_a_while(tiny_model_path: Path, tmp_path: Path) -> None:
@@ -158,11 +158,11 @@ def test_what_nobody_adds_goes_after_a_while(tiny_model_path: Path, tmp_path: Pa
     try:
         mine = Caller(running.url)
         assert mine.upload(("a.txt", b"x")).status_code == 200
-        assert until(lambda: stored(tmp_path) == [])
+        assert until(lambda: uploaded(tmp_path) == [])
         assert until(lambda: mine.upload(("b.txt", b"x")).status_code == 200)
         line = Line(running.url)
         line.begin_upload(mine, "slow.txt", b"x")  # and then nothing
-        assert until(lambda: stored(tmp_path) == [])
+        assert until(lambda: uploaded(tmp_path) == [])
         line.close()
     finally:
         stop_app(running)

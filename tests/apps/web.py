@@ -140,7 +140,11 @@ def until(condition: Callable[[], Any], seconds: float = 120) -> bool:
     return True
 
 
+def uploaded(folder: Path) -> list[Path]:
+    """Files and folders that uploads of an app started in ``folder`` have left; one empty folder is Gradio's own."""
+    return [path for path in folder.glob("tidekv-app-*/uploads/**/*") if path.name != "vibe_edit_history"]
+
+
 def stored(folder: Path) -> list[Path]:
-    """Everything in the upload and visit folders of an app started in ``folder``, except the visits' own folders."""
-    inside = [path for kind in ("uploads", "visits") for path in folder.glob(f"tidekv-app-*/{kind}/**/*")]
-    return [path for path in inside if path.is_file() or path.parent.name == "uploads"]
+    """The same, and the documents of visits."""
+    return uploaded(folder) + list(folder.glob("tidekv-app-*/visits/*/*"))
