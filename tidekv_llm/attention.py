@@ -113,13 +113,7 @@ class Attention(Protocol):
         """Whether this backend computes this exactly."""
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        params: AttentionParams,
-        scratch: Scratch,
-        lse_rows: int,
+        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
     ) -> tuple[Tensor, Tensor | None]:
         """Output [B, C, Hq, D] and the float32 log-sum-exp [B, Hq, lse_rows] of the last ``lse_rows`` queries."""
 
@@ -178,13 +172,7 @@ class TiledAttention:
         return True
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        params: AttentionParams,
-        scratch: Scratch,
-        lse_rows: int,
+        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
     ) -> tuple[Tensor, Tensor | None]:
         batch, heads, count, _ = query.shape
         kv_heads, length, value_dim = value.shape[1:]
@@ -287,13 +275,7 @@ class MergeAttention:
         return query.device.type == "cpu" and params.window is None and params.softcap is None
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        params: AttentionParams,
-        scratch: Scratch,
-        lse_rows: int,
+        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
     ) -> tuple[Tensor, Tensor | None]:
         history = key.shape[2] - query.shape[2]
         out, lse = self._diagonal(query, key[:, :, history:], value[:, :, history:], params.scaling)
@@ -339,13 +321,7 @@ class SdpaAttention:
         return query.device.type == "cuda" and plain
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        params: AttentionParams,
-        scratch: Scratch,
-        lse_rows: int,
+        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
     ) -> tuple[Tensor, Tensor | None]:
         from torch.nn.attention.bias import causal_lower_right
 
@@ -362,17 +338,10 @@ class FlashAttention:
     name = "flash"
 
     def supports(self, query: Tensor, params: AttentionParams) -> bool:
-        half = query.dtype in (torch.float16, torch.bfloat16)
-        return query.device.type == "cuda" and half and query.shape[-1] <= 256 and flash_attn_available()
+        return flash_attn_takes(query)
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        params: AttentionParams,
-        scratch: Scratch,
-        lse_rows: int,
+        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
     ) -> tuple[Tensor, Tensor | None]:
         from flash_attn import flash_attn_func
 
@@ -400,6 +369,12 @@ def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     """Add a logit without a value to the softmax: out *= e^lse / (e^lse + e^sink); out [B, C, H, D]."""
     share = torch.sigmoid(lse - sinks.float()[None, :, None])  # [B, H, C]
     out.mul_(share.transpose(1, 2).unsqueeze(-1).to(out.dtype))
+
+
+def flash_attn_takes(query: Tensor) -> bool:
+    """Whether FlashAttention's kernels can run on such queries [..., D] here."""
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    return query.device.type == "cuda" and half and query.shape[-1] <= 256 and flash_attn_available()
 
 
 @functools.cache

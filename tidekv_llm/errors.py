@@ -17,6 +17,7 @@ TideKVError
 ├── SelectorError                     a selector returned something unusable
 ├── CacheError                        a stored cache that cannot be used
 ├── MemoryLimitError                  the planner predicts more than there is
+├── BusyError                         too many wait already, or something else must end first
 ├── Cancelled                         the caller asked to stop
 └── ClosedError                       use after close()
 """
@@ -100,6 +101,10 @@ class CacheError(TideKVError):
 
 class MemoryLimitError(TideKVError):
     """The request would need more memory than there is."""
+
+
+class BusyError(TideKVError):
+    """Too much is going on; the message says what to wait for."""
 
 
 class Cancelled(TideKVError):

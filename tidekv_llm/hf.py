@@ -92,9 +92,15 @@ def tidekv_attention(model: PreTrainedModel) -> Iterator[None]:
     The model's own attention comes back afterwards. Prompts of a batch must be equally long: padding masks are
     not looked at.
     """
-    config = _backbone(model).config
+    with _attention_called(CACHE_ATTENTION_NAME, _backbone(model).config):
+        yield
+
+
+@contextmanager
+def _attention_called(name: str, config: Any) -> Iterator[None]:
+    """Let a model's layers attend with the registered function ``name`` while the block runs."""
     before = config._attn_implementation
-    config._attn_implementation = CACHE_ATTENTION_NAME
+    config._attn_implementation = name
     try:
         yield
     finally:
@@ -237,7 +243,8 @@ class Decoder:
 
         With ``mlp_chunk_size`` the layer's MLP sees at most so many tokens at a time.
         """
-        with self._own_attention(), _split_mlp(self.layers[layer], mlp_chunk_size, hidden.shape[1]):
+        own_attention = _attention_called(ATTENTION_NAME, self.config)
+        with own_attention, _split_mlp(self.layers[layer], mlp_chunk_size, hidden.shape[1]):
             output = self.layers[layer](
                 hidden,
                 attention_mask=None,
@@ -271,15 +278,6 @@ class Decoder:
         if (factor := getattr(self.config, "logit_scale", None)) is not None:  # Cohere
             logits = logits * factor
         return softcap_(logits, getattr(self.config, "final_logit_softcapping", None))  # Gemma 2
-
-    @contextmanager
-    def _own_attention(self) -> Iterator[None]:
-        before = self.config._attn_implementation
-        self.config._attn_implementation = ATTENTION_NAME
-        try:
-            yield
-        finally:
-            self.config._attn_implementation = before
 
 
 @contextmanager

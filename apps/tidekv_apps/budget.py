@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidekv_apps.engines import ModelFacts
 from tidekv_apps.settings import AskSettings
 from tidekv_llm.documents import Document, build_prompt
+from tidekv_llm.service import ModelFacts
 
 _ANY_QUESTION = "?"
 

@@ -71,7 +71,7 @@ class PageEvents:
     async def on_load(self, request: gr.Request) -> Views:
         """A tab was opened."""
         visit = self.services.visit(request)
-        while not self.services.pool.ready.is_set():
+        while not self.services.models.ready.is_set():
             yield only(status=handlers.status_line(self.services))
             await asyncio.sleep(0.5)
         yield await self.view(visit)

@@ -26,12 +26,12 @@ from tidekv_apps.asgi import (
 )
 from tidekv_apps.doors import Kind, find_door
 from tidekv_apps.inbox import Inbox
-from tidekv_apps.jobs import BusyError
 from tidekv_apps.logins import LoginDelays
 from tidekv_apps.origin import check_host, check_site
 from tidekv_apps.owners import OWNER_KEY, Binding, OwnerCookies, Visits, check_login
 from tidekv_apps.security import HEADERS
 from tidekv_apps.visits import VisitClosedError
+from tidekv_llm.errors import BusyError
 
 MAX_BODY_BYTES = 256 << 10
 MAX_OPEN_REQUESTS = 400  # of one address: a browser tab keeps two open

@@ -9,10 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from tidekv_apps.jobs import BusyError
 from tidekv_apps.settings import AskSettings, Limits
 from tidekv_apps.storage import Storage
 from tidekv_apps.visits import Visit, VisitClosedError
+from tidekv_llm.errors import BusyError
 
 
 class Registry:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidekv_apps.asgi import address_of
 from tidekv_apps.ask import Asker
-from tidekv_apps.engines import EnginePool
 from tidekv_apps.inbox import Inbox
-from tidekv_apps.jobs import JobQueue
 from tidekv_apps.lanes import ReadingLanes
+from tidekv_apps.models import Models
 from tidekv_apps.owners import owner_of
 from tidekv_apps.registry import Registry
 from tidekv_apps.settings import AppOptions, AskSettings
@@ -38,13 +37,11 @@ class Services:
     def __init__(self, options: AppOptions, folder: Path) -> None:
         self.options, self.folder = options, folder
         self.uploads = folder / "uploads"
-        self.pool = EnginePool(options)
-        self.line = JobQueue(options.limits.waiting_jobs)
         self.inbox = Inbox(self.uploads, options.limits)
         self.lanes, self.storage = ReadingLanes(options.limits), Storage(options.limits)
         self.registry = Registry(folder / "visits", options.limits, self._new_settings, self.storage)
-        self.pool.before_unload = self.registry.drop_readers
-        self.asker = Asker(self.pool, self.line, self.registry)
+        self.models = Models(options, before_unload=self.registry.drop_readers)
+        self.asker = Asker(self.models, self.registry)
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="tidekv-page")
         self._stopped = threading.Event()
 
@@ -53,14 +50,14 @@ class Services:
 
     def start(self) -> None:
         """Load the first model and begin to look for idle visits."""
-        self.pool.start()
+        self.models.start()
         threading.Thread(target=self._sweep, name="tidekv-sweep", daemon=True).start()
 
     def stop(self) -> None:
         """Free everything."""
         self._stopped.set()
         self.registry.close_all()
-        self.pool.close()
+        self.models.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _sweep(self) -> None:
@@ -70,8 +67,8 @@ class Services:
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Whether questions can be answered, and how many run or wait."""
-        state = "failed" if self.pool.error is not None else "ok" if self.pool.ready.is_set() else "loading"
-        return state == "ok", {"status": state, "questions": len(self.line)}
+        state = "failed" if self.models.error is not None else "ok" if self.models.ready.is_set() else "loading"
+        return state == "ok", {"status": state, "questions": self.models.line.waiting}
 
     async def beside(self, visit: Visit, work: Callable[..., Result], *arguments: Any) -> Result:
         """Run ``work`` in a thread, one piece at a time per visit: nobody's documents hold up another's page."""

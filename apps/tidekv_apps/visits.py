@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidekv_apps.budget import Budget, BudgetCounter
-from tidekv_apps.jobs import BusyError, Job
+from tidekv_apps.jobs import Job
 from tidekv_apps.records import Entry, Turn
 from tidekv_apps.settings import AskSettings
 from tidekv_apps.storage import Holder, Storage
-from tidekv_llm.errors import DocumentError, TideKVError
+from tidekv_llm.errors import BusyError, DocumentError, TideKVError
 from tidekv_llm.memory.probes import return_free_heap
 
 if TYPE_CHECKING:
-    from tidekv_apps.engines import ModelFacts
     from tidekv_apps.reader import Reader
     from tidekv_llm.documents import Document
+    from tidekv_llm.service import ModelFacts
 
 
 # Below, what malloc keeps of a text is worth less than the milliseconds that it takes to return it.

@@ -13,7 +13,6 @@ from tidekv_apps import ingest
 from tidekv_apps.ingest import Ingest
 from tidekv_apps.jobs import Job
 from tidekv_apps.lanes import ReadingLanes
-from tidekv_apps.retrieve import choose_pages, rank_pages
 from tidekv_apps.settings import Limits
 from tidekv_apps.visits import Visit
 from tidekv_llm.documents import Document
@@ -156,23 +155,6 @@ def test_text_that_is_too_long_is_refused_before_it_is_read(tmp_path: Path, uplo
 
 
 # --- best pages -----------------------------------------------------------------------------------------
-
-
-def test_the_page_with_the_rare_words_comes_first_and_the_room_is_kept() -> None:
-    book = Document.from_pages(["the cat and the dog", "the zebra eats grass", "the dog and the bird"], "b.pdf")
-    ranked = rank_pages([book], "What does the zebra eat?")
-    assert ranked[0].page == 2
-    tokens = {(0, page): 10 for page in (1, 2, 3)}
-    (chosen,) = choose_pages([book], "zebra dog", tokens, room=25)
-    assert len(chosen.pages) == 2 and 2 in [page.number for page in chosen.pages]
-    assert choose_pages([book], "zebra", tokens, room=5) == []
-
-
-def test_pages_of_several_documents_compete() -> None:
-    one, two = Document.from_pages(["red", "blue"], "1"), Document.from_pages(["green", "blue blue"], "2")
-    tokens = {(d, p): 10 for d in (0, 1) for p in (1, 2)}
-    chosen = choose_pages([one, two], "green", tokens, room=10)
-    assert [(document.name, [page.number for page in document.pages]) for document in chosen] == [("2", [1])]
 
 
 def test_special_tokens_in_a_document_stay_plain_text(embedded_model_path: Path, tmp_path: Path, uploads: Path) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.apps.support import MODEL, entry, turn
-from tidekv_apps.jobs import BusyError, Job
+from tidekv_apps.jobs import Job
 from tidekv_apps.registry import Registry
 from tidekv_apps.settings import AskSettings, Limits
 from tidekv_apps.storage import Storage
 from tidekv_apps.visits import VisitClosedError
-from tidekv_llm.errors import DocumentError
+from tidekv_llm.errors import BusyError, DocumentError
 
 
 class Clock:

@@ -154,10 +154,10 @@ def lay_out(
     instructions = instructions.strip()
     pieces, bos = _frame(tokenizer, [("", "")], instructions)
     ids, spans = [*bos, *encode(tokenizer, _before_document(pieces))], []
-    unnamed = int(len(chosen) == 1) if unnamed is None else unnamed
+    unnamed, names = int(len(chosen) == 1) if unnamed is None else unnamed, document_names(chosen)
     for index, page in _readable_pages(chosen):
         start = len(ids)
-        ids += plain_ids(tokenizer, _page_text(chosen, index, page, named=index >= unnamed))
+        ids += plain_ids(tokenizer, _page_text(page, names[index] if index >= unnamed else ""))
         spans.append(PageSpan(index, page.number, page.label, start, len(ids)))
     return DocumentLayout(tokenizer, instructions, tuple(ids), tuple(spans), _warnings(chosen))
 
@@ -201,10 +201,7 @@ def _ends(spans: Sequence[PageSpan], document_end: int) -> tuple[int, ...]:
 
 def count_document_tokens(document: Document, tokenizer: Any) -> list[int]:
     """Prompt tokens that each page takes, marker included; 0 for a page that is left out."""
-    return [
-        len(plain_ids(tokenizer, _page_text((document,), 0, page, named=False))) if page.readable else 0
-        for page in document.pages
-    ]
+    return [len(plain_ids(tokenizer, _page_text(page))) if page.readable else 0 for page in document.pages]
 
 
 def chat_prompt(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
@@ -302,22 +299,33 @@ def _readable_pages(documents: Sequence[Document]) -> Iterator[tuple[int, Page]]
                 yield index, page
 
 
-def _page_text(documents: Sequence[Document], index: int, page: Page, *, named: bool) -> str:
+def _page_text(page: Page, name: str = "") -> str:
     """``[p. 41]`` and the page; the file is named when there are several."""
-    where = f"{marker_name(documents, index)} p. {page.label}" if named else f"p. {page.label}"
-    return f"[{where}]\n{page.text.strip()}\n\n"
+    where = f"{name} p. {page.label}" if name else f"p. {page.label}"
+    text = page.text.strip("\r\n")  # spaces stay: they are the indentation of the first line
+    return f"[{where}]\n{text}\n\n"
 
 
-def marker_name(documents: Sequence[Document], index: int) -> str:
-    """The name of a document inside ``[... p. 4]``: no brackets, and distinct within the prompt."""
-    names = [_plain_name(document.name) for document in documents]
-    name = names[index]
-    earlier = names[:index].count(name)
-    return name if not earlier else f"{name} ({earlier + 1})"
+def document_names(documents: Sequence[Document]) -> tuple[str, ...]:
+    """What each document is called, in the prompt's markers and in citations alike.
+
+    Several are told apart (``invoice.pdf``, ``invoice.pdf (2)``) and have no brackets, which end a marker. The names
+    of the first documents stay when more are appended. A document that is alone keeps its name as it is.
+    """
+    if len(documents) == 1:
+        return (documents[0].name,)
+    names: list[str] = []
+    for document in documents:
+        plain = _plain_name(document.name)
+        taken = {name.casefold() for name in names}  # a model that cites may change the case
+        candidates = [plain, *(f"{plain} ({number})" for number in range(2, len(names) + 2))]
+        names.append(next(name for name in candidates if name.casefold() not in taken))
+    return tuple(names)
 
 
 def _plain_name(name: str) -> str:
-    return " ".join(re.sub(r"[\[\]\x00-\x1f\x7f]", " ", name).split())[:80] or "document"
+    rounded = name.translate({ord("["): "(", ord("]"): ")"})
+    return " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", rounded).split())[:80] or "document"
 
 
 def _check_question(question: str) -> None:
@@ -354,4 +362,5 @@ def _warnings(documents: Sequence[Document]) -> tuple[str, ...]:
     """Warnings of all documents, each with its name when there are several."""
     if len(documents) == 1:
         return documents[0].warnings
-    return tuple(f"{document.name}: {warning}" for document in documents for warning in document.warnings)
+    named = zip(document_names(documents), documents, strict=True)
+    return tuple(f"{name}: {warning}" for name, document in named for warning in document.warnings)

@@ -155,7 +155,7 @@ class Run:
         """
         with self.hold.get().lock.hold(prompt.request.cancel):
             prompt.request.started = time.perf_counter()
-            run = self.settled(prompt.length)
+            run = self.settled(prompt.length, prompt.reserve)
             obstacle = self.obstacle_to_reuse(prompt.length) if prompt.prefix is not None else ""
             if prompt.prefix is None or obstacle:
                 prefilled = run._prefill_once(prompt, ReusePlan(), None)
@@ -163,12 +163,15 @@ class Run:
                 return prefilled
             return run._prefill_reusing(prompt, prompt.prefix)
 
-    def settled(self, prompt_length: int) -> Run:
-        """This run with an ``"auto"`` chunk size chosen: from the memory that is free now, so once per request."""
+    def settled(self, prompt_length: int, reserve: int = 0) -> Run:
+        """This run with an ``"auto"`` chunk size chosen: from the memory that is free now, so once per request.
+
+        ``reserve`` is the room for the answer, which must fit beside it.
+        """
         if self.config.chunk_size != AUTO_CHUNK:
             return self
         weights = self.hold.get()
-        chosen = choose_chunk_size(weights.shape, prompt_length, self.config, weights.decoder.devices)
+        chosen = choose_chunk_size(weights.shape, prompt_length, self.config, weights.decoder.devices, reserve)
         return replace(self, config=self.config.replace(chunk_size=chosen))
 
     def obstacle_to_reuse(self, prompt_length: int) -> str:
