@@ -28,7 +28,7 @@ def _config(facts: ModelFacts, tokens: int, settings: AskSettings, chunk: int = 
     """The user's configuration with a chunk size that is a number."""
     config = settings.prefill()
     if not chunk and config.chunk_size == AUTO_CHUNK:
-        chunk = planner.choose_chunk_size(facts.shape, tokens, config, facts.devices)
+        chunk = planner.choose_chunk_size(facts.shape, tokens, config, facts.devices, settings.max_new_tokens)
     return config.replace(chunk_size=chunk) if chunk else config
 
 

@@ -17,6 +17,7 @@ from tidekv_apps.security import check_upload_path, plain_error, safe_name
 from tidekv_apps.settings import Limits
 from tidekv_apps.visits import Visit
 from tidekv_llm.documents import Document, PdfLimits
+from tidekv_llm.documents.kinds import MAGIC_WINDOW, passes_for_pdf
 from tidekv_llm.errors import BusyError, Cancelled, DocumentError, EncryptedDocumentError, TideKVError
 
 
@@ -157,7 +158,9 @@ class Ingest:
             entry.done, entry.total = done, total
             job.show("Reading", f"{entry.name}: page {done} of {total}", done / max(total, 1))
 
-        if _is_pdf(entry.path):
+        with entry.path.open("rb") as stream:
+            head = stream.read(MAGIC_WINDOW)
+        if passes_for_pdf(head, entry.name):
             limits = replace(pdf_limits(self._limits), wall_seconds=seconds)
             read = Document.from_pdf(entry.path, password=password, progress=progress, limits=limits)
         else:
@@ -240,13 +243,6 @@ def _digest(file: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError:
         raise DocumentError("that file is no longer here; choose it again") from None
-
-
-def _is_pdf(path: Path) -> bool:
-    with path.open("rb") as stream:
-        head = stream.read(1024)
-    at = head.find(b"%PDF-")
-    return at >= 0 and (not head[:at].strip(b"\xef\xbb\xbf \t\r\n\0") or b"\0" in head[:at])
 
 
 def _without_doubles(visit: Visit, entries: Sequence[Entry]) -> list[Entry]:

@@ -30,6 +30,12 @@ from tidekv_llm.documents.prompt import PageSpan, Prompt, document_names
 from tidekv_llm.documents.words import is_number, letters, sentences, words
 
 Origin = Literal["model", "text", "attention"]
+ORIGINS: dict[Origin, str] = {
+    "model": "named by the model",
+    "text": "words and numbers found on the page",
+    "attention": "read most, by attention",
+}
+"""How a page was found, for readers."""
 
 TEXT_THRESHOLD = 0.5
 """Share of an answer sentence's word weight that must stand on a page."""
@@ -73,6 +79,11 @@ class Citation:
     verified: bool
     quote: str | None
     score: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        fields = ("page", "label", "origin", "verified", "quote", "score")
+        return {"document": self.document_name, **{name: getattr(self, name) for name in fields}}
 
 
 def cite_pages(

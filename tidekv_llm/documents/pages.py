@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tidekv_llm.documents.cleanup import strip_hidden
+from tidekv_llm.documents.kinds import MAGIC_WINDOW, PDF_MAGIC, kind_of, passes_for_pdf
 from tidekv_llm.documents.pdf import PageRange, PdfLimits, Progress, extract_pdf, format_numbers
 from tidekv_llm.documents.readable import find_problem
 from tidekv_llm.documents.words import normal
@@ -20,8 +21,6 @@ from tidekv_llm.errors import ConfigError, DocumentError, DocumentNotFoundError,
 PageSelection = str | Iterable[int]
 """Physical page numbers: ``"1-3,7"`` or any iterable of ints."""
 
-_PDF_MAGIC = b"%PDF-"
-_MAGIC_WINDOW = 1024  # viewers accept leading junk before the header, up to this many bytes
 _MAX_TEXT_BYTES = 128 << 20
 _RANGE = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?")
 
@@ -98,8 +97,8 @@ class Document:
         """
         file = _regular_file(path)
         ranges = None if pages is None else parse_pages(pages)
-        if _PDF_MAGIC not in _head(file):
-            raise DocumentError(f"{file.name} is not a PDF (no %PDF- header); check the file")
+        if PDF_MAGIC not in (head := _head(file)):
+            raise DocumentError(f"{file.name} is not a PDF; it holds {kind_of(head)}: download or save it again")
         found = extract_pdf(file, name=file.name, password=password, ranges=ranges, progress=progress, limits=limits)
         made = tuple(Page(page.number, page.label, page.text, page.problem) for page in found.pages)
         if not any(page.text.strip() for page in made):
@@ -161,7 +160,7 @@ class Document:
             DocumentError: as ``from_pdf``; also for anything that is neither PDF nor UTF-8 text.
         """
         file = _regular_file(path)
-        if _PDF_MAGIC in _head(file) and _looks_like_pdf(_head(file)):
+        if passes_for_pdf(_head(file), file.name):
             return cls.from_pdf(file, password=password, pages=pages, progress=progress)
         document = cls.from_text(_read_text(file), file.name)
         return document if pages is None else document.select(pages)
@@ -264,7 +263,8 @@ def _problem_warning(problem: str, numbers: Sequence[int]) -> str:
 
 def _no_text_message(name: str, pages: Sequence[Page]) -> str:
     reasons = "; ".join(warning.removesuffix("; left out") for warning in _problem_warnings(pages)[:3])
-    return f"{name}: {reasons}; make it searchable first, e.g. with `ocrmypdf in.pdf out.pdf`"
+    scan = any("no text layer" in (page.problem or "") for page in pages)
+    return f"{name}: {reasons}" + "; make it searchable first, e.g. with `ocrmypdf in.pdf out.pdf`" * scan
 
 
 def _regular_file(path: str | os.PathLike[str]) -> Path:
@@ -289,15 +289,9 @@ def _regular_file(path: str | os.PathLike[str]) -> Path:
 def _head(file: Path) -> bytes:
     try:
         with file.open("rb") as stream:
-            return stream.read(_MAGIC_WINDOW)
+            return stream.read(MAGIC_WINDOW)
     except OSError as error:
         raise DocumentError(f"{file.name} cannot be opened: {(error.strerror or 'error').lower()}") from None
-
-
-def _looks_like_pdf(head: bytes) -> bool:
-    """A text that merely mentions %PDF- is text: the header must open a line."""
-    before = head[: head.index(_PDF_MAGIC)]
-    return before.strip(b"\xef\xbb\xbf \t\r\n\0") == b"" or b"\0" in before
 
 
 def _read_text(file: Path) -> str:
