@@ -31,7 +31,7 @@ def test_example_is_short(name: str) -> None:
 
 # How many times likelier than the second best the least certain token was, in float32 and in bfloat16. The whole
 # sentence up to the answer: London 15.2 and 15.6, Tokyo 12.5 and 12.2, Athens 12.7 and 12.2. The name alone, since
-# "The answer is: Tobias Renn" is as good: 29.1 and FILL.
+# "The answer is: Tobias Renn" is as good: 29.1 and 29.7.
 
 
 def test_langchain_chat_stream(capsys: pytest.CaptureFixture[str]) -> None:
