@@ -38,7 +38,7 @@ class OneShotSchedule(Schedule):
         """Transformers' own forward: embeddings, the layer's input and all layers' KV are alive together."""
         shape, length = plan.shape, plan.prompt_length
         hidden = plan.batch * length * shape.hidden_size * shape.element_bytes
-        step = LayerStep(plan, length, length, length, repeats_kv=plan.tiled and shape.num_kv_heads < shape.num_heads)
+        step = LayerStep(plan, length, length, length, repeats_kv=plan.scratch and shape.num_kv_heads < shape.num_heads)
         steady = {
             "weights": shape.weight_bytes,
             "compressed_cache": plan.caches(shape.num_layers, plan.everything),
