@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tests.reference.attention import dense_attention
 from tests.tools.live_bytes import LiveBytes
-from tidekv_llm import attention
 from tidekv_llm.attention import (
     AttentionDispatch,
     AttentionParams,
@@ -285,22 +284,11 @@ def test_tiled_temporaries_do_not_grow_with_the_history(window: int | None) -> N
     assert peaks[1] < 4 * tile_bytes
 
 
-@pytest.mark.parametrize(
-    ("dtype", "native", "first"),
-    [
-        (torch.float32, False, "merge"),
-        (torch.float32, True, "merge"),
-        (torch.bfloat16, False, "merge"),
-        (torch.bfloat16, True, "tiled"),
-    ],
-)
-def test_auto_takes_what_is_fastest_on_this_kind_of_cpu(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, native: bool, first: str
-) -> None:
-    monkeypatch.setattr(attention, "cpu_has_bf16", lambda: native)
-    query, key, value = (tensor.to(dtype) for tensor in tensors(4, 2, 40, 11))
+@pytest.mark.parametrize(("tiles", "first"), [(False, "merge"), (True, "tiled")])
+def test_auto_takes_tiles_where_they_are_faster_and_else_the_fused_kernel(tiles: bool, first: str) -> None:
+    query, key, value = tensors(4, 2, 40, 11)
     params = AttentionParams(scaling=0.3)
-    found, lse = AttentionDispatch().attend(query, key, value, params, Scratch(), lse_rows=5)
+    found, lse = AttentionDispatch(tiles=tiles).attend(query, key, value, params, Scratch(), lse_rows=5)
     expected, expected_lse = AttentionDispatch(first).attend(query, key, value, params, Scratch(), lse_rows=5)
     assert torch.equal(found, expected)
     assert torch.equal(lse, expected_lse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import email
 import importlib.util
 import os
@@ -84,8 +85,46 @@ def test_the_core_needs_no_framework():
     assert names.isdisjoint({"langchain-core", "llama-index-core", "gradio", "fastapi", "flash-attn", "matplotlib"})
 
 
+IMPORT_NAMES = {"llama-index-core": "llama_index", "python-multipart": "python_multipart"}
+EXTRAS_OF = {
+    "tidekv_llm": ("flash", "preview", "bench", "langchain", "app"),  # inside functions only
+    "tidekv_fields": ("langchain", "llama-index"),
+    "langchain_tidekv": ("langchain",),
+    "llama_index": ("llama-index",),
+    "tidekv_apps": ("app", "preview"),
+}
+
+
+def imported(source: Path, *, late: bool) -> set[str]:
+    """Top-level names that a package imports: everywhere, or only where importing the package imports them."""
+    found = set()
+    for path in source.rglob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        for node in ast.walk(tree) if late else tree.body:
+            if isinstance(node, ast.Import):
+                found |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+    return found - set(sys.stdlib_module_names) - set(SOURCES) - {"__future__"}
+
+
+def names_of(requirements: list[str]) -> set[str]:
+    names = (re.split(r"[^\w.-]", requirement)[0] for requirement in requirements)
+    return {IMPORT_NAMES.get(name, name).replace("-", "_") for name in names}
+
+
+@pytest.mark.parametrize("package", SOURCES)
+def test_what_is_imported_is_declared(package):
+    """Also what another dependency happens to bring: it may stop to."""
+    extras = PROJECT["optional-dependencies"]
+    core = names_of(PROJECT["dependencies"])
+    everything = core.union(*(names_of(extras[extra]) for extra in EXTRAS_OF[package]))
+    assert imported(SOURCES[package], late=True) <= everything
+    assert imported(SOURCES[package], late=False) <= (core if package == "tidekv_llm" else everything)
+
+
 def test_the_floors_that_are_tested_are_the_floors_that_are_declared():
-    declared = dict(re.match(r"([\w-]+)\S*?>=([\d.]+)", one).groups() for one in PROJECT["dependencies"])
+    declared = dict(re.match(r"([\w-]+)\S*?>=([\d.]+)", one).groups() for one in PROJECT["dependencies"] if ">=" in one)
     declared.pop("torch")  # chosen by make test-floor, from what pip can reach
     tested = dict(line.split("==") for line in (ROOT / ".ci/floor.txt").read_text().split())
     assert tested == declared

@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tidekv_llm.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from tidekv_llm.cache.compressed import CompressedCache
     from tidekv_llm.compress.selectors import Selector, register_selector
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from tidekv_llm.options import Sampling
     from tidekv_llm.prefill.result import Prefilled
     from tidekv_llm.request import Progress
-
-__version__ = "0.1.0"
 
 _HOME = {
     "Answer": "tidekv_llm.engine",

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.errors import CacheError, ConfigError
-from tidekv_llm.hardware import cpu_has_bf16
 
 _FLASH_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -116,13 +115,7 @@ class Attention(Protocol):
         """Whether this backend computes this exactly."""
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        params: AttentionParams,
-        scratch: Scratch,
-        lse_rows: int,
+        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
     ) -> tuple[Tensor, Tensor | None]:
         """Output [B, C, Hq, D] and the float32 log-sum-exp [B, Hq, lse_rows] of the last ``lse_rows`` queries."""
 
@@ -181,13 +174,7 @@ class TiledAttention:
         return True
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        params: AttentionParams,
-        scratch: Scratch,
-        lse_rows: int,
+        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
     ) -> tuple[Tensor, Tensor | None]:
         batch, heads, count, _ = query.shape
         kv_heads, length, value_dim = value.shape[1:]
@@ -290,13 +277,7 @@ class MergeAttention:
         return query.device.type == "cpu" and params.window is None and params.softcap is None
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        params: AttentionParams,
-        scratch: Scratch,
-        lse_rows: int,
+        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
     ) -> tuple[Tensor, Tensor | None]:
         batch, heads, count, _ = query.shape
         history, groups = key.shape[2] - count, (key.shape[1], heads // key.shape[1])
@@ -344,13 +325,7 @@ class SdpaAttention:
         return query.device.type == "cuda" and plain
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        params: AttentionParams,
-        scratch: Scratch,
-        lse_rows: int,
+        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
     ) -> tuple[Tensor, Tensor | None]:
         from torch.nn.attention.bias import causal_lower_right
 
@@ -367,17 +342,10 @@ class FlashAttention:
     name = "flash"
 
     def supports(self, query: Tensor, params: AttentionParams) -> bool:
-        half = query.dtype in (torch.float16, torch.bfloat16)
-        return query.device.type == "cuda" and half and query.shape[-1] <= 256 and flash_attn_available()
+        return flash_attn_takes(query)
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        params: AttentionParams,
-        scratch: Scratch,
-        lse_rows: int,
+        self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
     ) -> tuple[Tensor, Tensor | None]:
         from flash_attn import flash_attn_func
 
@@ -407,6 +375,12 @@ def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     out.mul_(share.transpose(1, 2).unsqueeze(-1).to(out.dtype))
 
 
+def flash_attn_takes(query: Tensor) -> bool:
+    """Whether FlashAttention's kernels can run on such queries [..., D] here."""
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    return query.device.type == "cuda" and half and query.shape[-1] <= 256 and flash_attn_available()
+
+
 @functools.cache
 def flash_attn_available() -> bool:
     """Whether the ``flash-attn`` package can be imported; looked up once, it is asked in every layer's step."""
@@ -418,25 +392,21 @@ BACKENDS: dict[str, type[TiledAttention | MergeAttention | SdpaAttention | Flash
 }
 
 
-def prefers_tiles(element_size: int) -> bool:
-    """Whether a CPU computes tiles faster than with the fused kernel, by the size of its numbers in bytes.
-
-    A tile is two plain matrix products: where the CPU multiplies bfloat16 natively they are several times as fast as
-    the fused kernel, which computes in float32 (550 against 150 GFLOP/s on two cores). Everywhere else the fused
-    kernel reads the keys once and wins, 1.5 times in float32 and three times in bfloat16.
-    """
-    return element_size == 2 and cpu_has_bf16()
-
-
 class AttentionDispatch:
-    """Chooses a backend per call: the forced one, or of those that support it the one that is fastest here."""
+    """Chooses a backend per call: the forced one, or of those that support it the one that is fastest here.
 
-    def __init__(self, name: str = "auto") -> None:
+    Args:
+        name: a backend's, or ``"auto"``.
+        tiles: with ``"auto"``, a CPU computes tiles instead of using the fused kernel
+            (:func:`tidekv_llm.hardware.prefers_tiles`).
+    """
+
+    def __init__(self, name: str = "auto", *, tiles: bool = False) -> None:
         if name != "auto" and name not in BACKENDS:
             raise ConfigError(f"attention={name!r} is unknown; choose one of auto, {', '.join(BACKENDS)}")
         names = ("flash", "sdpa", "merge", "tiled") if name == "auto" else (name,)
         self.backends: list[Attention] = [BACKENDS[each]() for each in names]
-        self._tiles = {size: name == "auto" and prefers_tiles(size) for size in (1, 2, 4, 8)}
+        self._tiles = tiles and name == "auto"
 
     def attend(
         self,
@@ -464,7 +434,7 @@ class AttentionDispatch:
         Raises:
             ConfigError: a forced backend cannot compute this.
         """
-        tiles = query.device.type == "cpu" and self._tiles[query.element_size()]
+        tiles = self._tiles and query.device.type == "cpu"
         for backend in self.backends[-1:] if tiles else self.backends:
             if backend.supports(query, params):
                 return backend(query, key, value, params, scratch, lse_rows)

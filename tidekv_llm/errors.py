@@ -6,6 +6,7 @@ TideKVError
 ├── ContextOverflowError (ValueError) the prompt is longer than the window
 ├── DocumentError                     a document that cannot be read
 │   ├── DocumentNotFoundError
+│   ├── DocumentTimeoutError          reading takes longer than it may
 │   ├── EncryptedDocumentError        needs a password, or the password is wrong
 │   └── NoTextError                   nothing a language model could read (a scan)
 ├── ModelError                        weights that cannot be had
@@ -16,6 +17,7 @@ TideKVError
 ├── SelectorError                     a selector returned something unusable
 ├── CacheError                        a stored cache that cannot be used
 ├── MemoryLimitError                  the planner predicts more than there is
+├── BusyError                         too many wait already, or something else must end first
 ├── Cancelled                         the caller asked to stop
 └── ClosedError                       use after close()
 """
@@ -57,6 +59,10 @@ class DocumentNotFoundError(DocumentError):
     """No such file, or it is a folder."""
 
 
+class DocumentTimeoutError(DocumentError):
+    """The document was not read within its time."""
+
+
 class EncryptedDocumentError(DocumentError):
     """The document needs a password, or the one given is wrong."""
 
@@ -95,6 +101,10 @@ class CacheError(TideKVError):
 
 class MemoryLimitError(TideKVError):
     """The request would need more memory than there is."""
+
+
+class BusyError(TideKVError):
+    """Too much is going on; the message says what to wait for."""
 
 
 class Cancelled(TideKVError):

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from tidekv_llm.attention import Attending, AttentionDispatch, AttentionParams, BoundKeys, Scratch, softcap_
 from tidekv_llm.errors import UnsupportedModelError
+from tidekv_llm.hardware import prefers_tiles
 
 ATTENTION_NAME = "tidekv"
 CACHE_ATTENTION_NAME = "tidekv_cache"
@@ -92,9 +93,15 @@ def tidekv_attention(model: PreTrainedModel) -> Iterator[None]:
     The model's own attention comes back afterwards. Prompts of a batch must be equally long: padding masks are
     not looked at.
     """
-    config = _backbone(model).config
+    with _attention_called(CACHE_ATTENTION_NAME, _backbone(model).config):
+        yield
+
+
+@contextmanager
+def _attention_called(name: str, config: Any) -> Iterator[None]:
+    """Let a model's layers attend with the registered function ``name`` while the block runs."""
     before = config._attn_implementation
-    config._attn_implementation = CACHE_ATTENTION_NAME
+    config._attn_implementation = name
     try:
         yield
     finally:
@@ -168,6 +175,10 @@ class Decoder:
         """Device of the embedding, where prompts go in."""
         return _execution_device(self.backbone.embed_tokens)
 
+    def attention(self, name: str) -> AttentionDispatch:
+        """The backend called ``name``; of ``"auto"`` the one that is fastest for these numbers on this machine."""
+        return AttentionDispatch(name, tiles=prefers_tiles(self.dtype.itemsize))
+
     @property
     def devices(self) -> tuple[torch.device, ...]:
         """All devices that layers lie on, in order of first use."""
@@ -237,7 +248,8 @@ class Decoder:
 
         With ``mlp_chunk_size`` the layer's MLP sees at most so many tokens at a time.
         """
-        with self._own_attention(), _split_mlp(self.layers[layer], mlp_chunk_size, hidden.shape[1]):
+        own_attention = _attention_called(ATTENTION_NAME, self.config)
+        with own_attention, _split_mlp(self.layers[layer], mlp_chunk_size, hidden.shape[1]):
             output = self.layers[layer](
                 hidden,
                 attention_mask=None,
@@ -271,15 +283,6 @@ class Decoder:
         if (factor := getattr(self.config, "logit_scale", None)) is not None:  # Cohere
             logits = logits * factor
         return softcap_(logits, getattr(self.config, "final_logit_softcapping", None))  # Gemma 2
-
-    @contextmanager
-    def _own_attention(self) -> Iterator[None]:
-        before = self.config._attn_implementation
-        self.config._attn_implementation = ATTENTION_NAME
-        try:
-            yield
-        finally:
-            self.config._attn_implementation = before
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.config import PrefillConfig
-from tidekv_llm.errors import TideKVError, UnsupportedModelError
+from tidekv_llm.errors import TideKVError, UnsupportedModelError, reason
 from tidekv_llm.hf import Decoder
 from tidekv_llm.memory import MemoryMeter
 from tidekv_llm.prefill.task import PrefillTask
@@ -35,8 +35,7 @@ def check_decoder(decoder: Decoder) -> float:
     except TideKVError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise UnsupportedModelError(f"{name}: its layers cannot be run one by one ({reason})") from error
+        raise UnsupportedModelError(f"{name}: its layers cannot be run one by one ({reason(error)})") from error
     error_size = float((found - expected).norm() / expected.norm().clamp_min(1e-30))
     if not error_size <= TOLERANCE.get(decoder.dtype, 0.1):  # a NaN must fail too
         if decoder.model.training:

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import gradio as gr
 
 from tidekv_apps import export, handlers, panels
+from tidekv_apps.files import file_drop
 from tidekv_apps.security import plain_error
 from tidekv_apps.services import Services
 from tidekv_apps.visits import Visit
@@ -32,7 +33,7 @@ class Endpoints:
 
     def wire(self) -> None:
         """Make the endpoints, inside a Blocks; the elements, which nobody sees, say their types."""
-        files = gr.File(file_count="multiple", label="files")
+        files = file_drop(file_count="multiple", label="files")
         password = gr.Textbox("", label="password")
         question = gr.Textbox("", label="question")
         settings = gr.JSON({}, label="settings")

@@ -6,36 +6,37 @@ import threading
 from typing import TYPE_CHECKING
 
 from tidekv_apps.budget import Budget
-from tidekv_apps.engines import EnginePool, ModelFacts
 from tidekv_apps.forecast import memory_problem, predictions
-from tidekv_apps.jobs import BusyError, Job, JobQueue
+from tidekv_apps.jobs import Job
+from tidekv_apps.models import Models
 from tidekv_apps.reader import Reader
 from tidekv_apps.records import Comparison, Turn
-from tidekv_apps.retrieve import choose_pages
+from tidekv_apps.registry import Registry
 from tidekv_apps.security import plain_error
 from tidekv_apps.settings import MAX_QUESTION_CHARACTERS
-from tidekv_apps.visits import Registry, Visit
+from tidekv_apps.visits import Visit
 from tidekv_llm.documents.pdf import format_numbers
-from tidekv_llm.errors import Cancelled, ClosedError, ConfigError, ContextOverflowError, DocumentError
+from tidekv_llm.documents.ranking import fill_room, only_pages, ranked_pages
+from tidekv_llm.errors import BusyError, Cancelled, ClosedError, ConfigError, ContextOverflowError, DocumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tidekv_llm.documents import Document
     from tidekv_llm.request import Progress
+    from tidekv_llm.service import ModelFacts
 
 
 class Asker:
     """Runs questions and comparisons, one at a time for the whole server.
 
     Args:
-        pool: the models.
-        line: whose turn it is.
+        models: what is asked, and whose turn it is.
         registry: to keep all stores together below their limit.
     """
 
-    def __init__(self, pool: EnginePool, line: JobQueue, registry: Registry) -> None:
-        self._pool, self._line, self._registry = pool, line, registry
+    def __init__(self, models: Models, registry: Registry) -> None:
+        self._models, self._registry = models, registry
 
     def start(self, visit: Visit, question: str) -> tuple[Job, Turn]:
         """Check everything that can be checked before any model work, then start.
@@ -67,7 +68,7 @@ class Asker:
         job = Job()
         visit.begin(job)
         try:
-            self._line.join(job)
+            job.ticket = self._models.line.join()
         except BusyError:
             job.finished.set()
             raise
@@ -112,20 +113,18 @@ class Asker:
         return turn
 
     def _facts(self, visit: Visit) -> ModelFacts:
-        if not self._pool.ready.wait(600):
+        if not self._models.ready.wait(600):
             raise BusyError("the model is still loading; try again in a minute")
-        if self._pool.error is not None:
-            raise self._pool.error
-        facts = self._pool.facts(visit.settings.model)
+        if self._models.error is not None:
+            raise self._models.error
+        facts = self._models.facts(visit.settings.model)
         # Another model is loaded for its tokenizer and limits when it is first asked.
         return facts or self._load(visit.settings.model)
 
     def _load(self, model: str) -> ModelFacts:
-        job = Job()
-        self._line.join(job)
-        with self._line.turn(job):
-            self._pool.load(model)
-        facts = self._pool.facts(model)
+        with self._models.line.hold():
+            self._models.load(model)
+        facts = self._models.facts(model)
         assert facts is not None
         return facts
 
@@ -134,7 +133,7 @@ class Asker:
     def _run(self, job: Job, visit: Visit, work: Callable[[], None], turn: Turn | None) -> None:
         def body() -> None:
             try:
-                with self._line.turn(job):
+                with self._models.line.hold(job.cancel, ticket=job.ticket, on_place=job.wait_behind):
                     work()
             except (Cancelled, ClosedError) as error:
                 _end(turn, "stopped", "" if isinstance(error, Cancelled) else "the visit was closed")
@@ -164,7 +163,7 @@ class Asker:
             cancel=job.cancel,
         )
         turn.answer, turn.text, turn.state = answer, answer.text, "done"
-        facts = self._pool.facts(turn.model)
+        facts = self._models.facts(turn.model)
         if facts is not None:
             turn.predictions = predictions(facts, answer.prompt_tokens, settings, answer.metrics.chunk_size)
         if visit.closed:
@@ -180,7 +179,7 @@ class Asker:
             if visit.reader is not None and visit.reader.key == key:
                 return visit.reader
         visit.drop_reader()
-        reader = Reader(self._pool.engine(settings), turn.documents, key)
+        reader = Reader(self._models.engine(settings), turn.documents, key)
         with visit.lock:
             visit.reader = reader
         return reader
@@ -189,7 +188,7 @@ class Asker:
         assert turn.settings is not None and turn.answer is not None
         job.show("Comparing", schedule)
         settings = turn.settings.change((turn.model,), schedule=schedule)
-        with self._pool.engine(settings) as engine:
+        with self._models.engine(settings) as engine:
             run = engine.generate(
                 list(turn.answer.prompt.token_ids),
                 max_new_tokens=1,
@@ -237,7 +236,8 @@ def _documents_to_send(visit: Visit, budget: Budget, question: str) -> list[Docu
     # The question is counted already; a page marker may take a token more once fewer files are named.
     pages = sum(budget.page_tokens.values())
     room = pages - (budget.total - budget.limit) - 16
-    return choose_pages(documents, question, budget.page_tokens, room)
+    kept = fill_room(ranked_pages(documents, question), budget.page_tokens, room)
+    return [document for document in only_pages(documents, kept) if document.pages]
 
 
 def _key_of(visit: Visit, document: Document) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidekv_apps.engines import ModelFacts
 from tidekv_apps.settings import AskSettings
 from tidekv_llm.documents import Document, build_prompt
+from tidekv_llm.service import ModelFacts
 
 _ANY_QUESTION = "?"
 
@@ -53,6 +53,10 @@ class BudgetCounter:
         self._tokens: dict[tuple[int, int], int] = {}
         self._document = 0
         self._key: tuple[Any, ...] = ()
+
+    def forget(self) -> None:
+        """The documents are gone."""
+        self._tokens, self._key = {}, ()
 
     def count(
         self,

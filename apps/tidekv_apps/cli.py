@@ -61,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"the app needs {error.name}; install it with pip install 'tidekv-llm[app]'") from None
     except OSError:
         raise ConfigError(f"port {options.port or 7860} is taken; choose another with --port") from None
-    print(f"TideKV is at {server.url} (Ctrl-C ends it)", file=sys.stderr, flush=True)
     try:
+        print(f"TideKV is at {server.url} (Ctrl-C ends it)", file=sys.stderr, flush=True)
         threading.Event().wait()
     finally:
         server.close()

@@ -71,14 +71,14 @@ class PageEvents:
     async def on_load(self, request: gr.Request) -> Views:
         """A tab was opened."""
         visit = self.services.visit(request)
-        while not self.services.pool.ready.is_set():
+        while not self.services.models.ready.is_set():
             yield only(status=handlers.status_line(self.services))
             await asyncio.sleep(0.5)
         yield await self.view(visit)
 
     def on_unload(self, request: gr.Request) -> None:
         """A tab was closed."""
-        self.services.registry.close(*identity(request))
+        self.services.registry.close(*identity(request)[:2])
 
     async def on_clear(self, request: gr.Request) -> View:
         """New conversation."""

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 from tidekv_llm.cli.answers import answer_as_dict
 from tidekv_llm.sizes import format_bytes
 
+_MARKUP = re.compile(r"([\\`*_\[\]<>#|!$&~])")
+_WORD = r"""[^\s`<>()\[\]"'!]*"""
+_ADDRESS = re.compile(rf"({_WORD}(?:://|www\.|@|mailto:|xmpp:){_WORD})", re.IGNORECASE)
+
 if TYPE_CHECKING:
     from tidekv_apps.records import Turn
     from tidekv_apps.visits import Visit
@@ -67,7 +71,12 @@ def as_markdown(visit: Visit) -> str:
     """The conversation to read, with a line of figures under each answer."""
     parts = ["# Questions about " + (", ".join(_plain(e.name) for e in visit.entries) or "no document"), ""]
     for turn in visit.turns:
-        parts += [f"## {_plain(turn.question)}", "", _plain(turn.text) or f"({turn.state}) {turn.error}".strip(), ""]
+        parts += [
+            f"## {_plain(turn.question)}",
+            "",
+            _plain(turn.text) or _plain(f"({turn.state}) {turn.error}".strip()),
+            "",
+        ]
         if turn.answer is not None:
             parts += [*_citations(turn), _figures(turn), ""]
     return "\n".join(parts)
@@ -101,5 +110,9 @@ def _figures(turn: Turn) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown shows as it is: no link, image or tag comes out of a document or an answer."""
-    return re.sub(r"([\\`*_\[\]<>#|!$])", r"\\\1", text)
+    """Text that Markdown shows as it is: no link, image or tag comes out of a document, an answer or an error.
+
+    What a viewer would make a link of by itself becomes code, which none does.
+    """
+    parts = _ADDRESS.split(text)
+    return "".join(f"`{part}`" if at % 2 else _MARKUP.sub(r"\\\1", part) for at, part in enumerate(parts))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tidekv_apps.engines import ModelFacts
 from tidekv_apps.settings import AskSettings
 from tidekv_llm import planner
 from tidekv_llm.config import AUTO_CHUNK, PrefillConfig
 from tidekv_llm.costs.plan import Plan
 from tidekv_llm.errors import TideKVError
+from tidekv_llm.service import ModelFacts
 
 COMPARED = ("tidekv", "post-prefill", "one-shot")
 
@@ -28,7 +28,7 @@ def _config(facts: ModelFacts, tokens: int, settings: AskSettings, chunk: int = 
     """The user's configuration with a chunk size that is a number."""
     config = settings.prefill()
     if not chunk and config.chunk_size == AUTO_CHUNK:
-        chunk = planner.choose_chunk_size(facts.shape, tokens, config, facts.devices)
+        chunk = planner.choose_chunk_size(facts.shape, tokens, config, facts.devices, settings.max_new_tokens)
     return config.replace(chunk_size=chunk) if chunk else config
 
 

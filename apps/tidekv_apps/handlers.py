@@ -11,11 +11,11 @@ from typing import Any
 from tidekv_apps import export, ingest, panels, viewer
 from tidekv_apps.budget import Budget
 from tidekv_apps.forecast import memory_problem
-from tidekv_apps.jobs import BusyError, Job
+from tidekv_apps.jobs import Job
 from tidekv_apps.security import plain_error
 from tidekv_apps.services import Services
 from tidekv_apps.visits import Visit
-from tidekv_llm.errors import ConfigError
+from tidekv_llm.errors import BusyError, ConfigError
 
 POLL_SECONDS = 0.1
 SAMPLE = Path(__file__).parent / "samples" / "lighthouse.pdf"
@@ -26,7 +26,7 @@ SAMPLE = Path(__file__).parent / "samples" / "lighthouse.pdf"
 
 def budget_of(services: Services, visit: Visit, question: str = "") -> Budget | None:
     """The next question's budget; None while the model is not there or nothing can be asked about."""
-    facts = services.pool.facts(visit.settings.model)
+    facts = services.models.facts(visit.settings.model)
     if facts is None or any(entry.state in ("reading", "locked") for entry in visit.entries):
         return None
     return visit.budget(facts, question if isinstance(question, str) else "")
@@ -36,7 +36,7 @@ def problem_of(services: Services, visit: Visit, budget: Budget | None) -> str:
     """Why the settings cannot run, if they cannot."""
     if visit.settings_error:
         return visit.settings_error
-    facts = services.pool.facts(visit.settings.model)
+    facts = services.models.facts(visit.settings.model)
     if budget is None or facts is None:
         return ""
     return memory_problem(facts, min(budget.total, budget.limit), visit.settings)
@@ -50,11 +50,11 @@ def can_ask(visit: Visit, budget: Budget | None, problem: str) -> bool:
 
 def status_line(services: Services) -> str:
     """What the models are doing."""
-    pool = services.pool
-    if pool.error is not None:
-        return panels.notice(plain_error(pool.error), "error")
-    if not pool.ready.is_set():
-        return panels.notice(f"{pool.message} {100 * pool.fraction:.0f}%")
+    models = services.models
+    if models.error is not None:
+        return panels.notice(plain_error(models.error), "error")
+    if not models.ready.is_set():
+        return panels.notice(f"{models.message} {100 * models.fraction:.0f}%")
     return ""
 
 
@@ -106,12 +106,10 @@ async def read_files(services: Services, visit: Visit, paths: Sequence[str]) -> 
     """Admit and read uploaded files, with a yield per change."""
     visit.notice = ""
     job = begin_reading(visit)
-    task = ingest.Ingest(visit, services.uploads, services.options.limits)
+    task = ingest.Ingest(visit, services.uploads, services.options.limits, services.lanes)
 
     def body() -> None:
-        entries = task.admit(paths)
-        with services.reading:
-            task.read(entries, job)
+        task.read(task.admit(paths, job), job)
         count_now(services, visit)
 
     errors: list[str] = []
@@ -122,7 +120,7 @@ async def read_files(services: Services, visit: Visit, paths: Sequence[str]) -> 
 
 def count_now(services: Services, visit: Visit) -> None:
     """Count tokens here, in the reading thread, so that the page does not wait for it later."""
-    services.pool.ready.wait(600)
+    services.models.ready.wait(600)
     budget_of(services, visit)
 
 
@@ -140,7 +138,7 @@ async def read_sample(services: Services, visit: Visit) -> AsyncIterator[None]:
 async def unlock(services: Services, visit: Visit, key: str, password: str) -> AsyncIterator[None]:
     """Try the password of an encrypted file."""
     job = begin_reading(visit)
-    task = ingest.Ingest(visit, services.uploads, services.options.limits)
+    task = ingest.Ingest(visit, services.uploads, services.options.limits, services.lanes)
     errors: list[str] = []
     async for _ in work(job, lambda: task.unlock(key, password, job), errors):
         yield

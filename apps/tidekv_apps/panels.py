@@ -10,6 +10,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidekv_llm.documents import ORIGINS
 from tidekv_llm.documents.pdf import format_numbers
 from tidekv_llm.sizes import format_bytes
 
@@ -25,7 +26,6 @@ EXAMPLES = (
     "How much fuel does the main tank hold?",
     "How often are the generators run?",
 )
-_ORIGINS = {"model": "named by the model", "text": "words found on the page", "attention": "read most, by attention"}
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -41,7 +41,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["size"] = format_bytes
-    environment.globals.update(origins=_ORIGINS, examples=EXAMPLES)
+    environment.globals.update(origins=ORIGINS, examples=EXAMPLES)
     return environment
 
 

@@ -7,34 +7,21 @@ pypdfium2 has no limits of its own and the file is a stranger's, so it is never 
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 import json
 import sys
 from typing import Any
 
 from tidekv_apps.quotes import find_quote
+from tidekv_llm import sandbox
 
 MAX_PIXELS = 2_000_000
 
 
 def main() -> int:
     """Draw the page that the request names."""
-    request: dict[str, Any] = json.loads(sys.stdin.buffer.read())
-    _limit_process(int(request["memory_bytes"]), int(request["cpu_seconds"]))
-    json.dump(_draw(request), sys.stdout)
+    json.dump(_draw(sandbox.enter()), sys.stdout)
     return 0
-
-
-def _limit_process(memory_bytes: int, cpu_seconds: int) -> None:
-    try:
-        import resource
-    except ImportError:  # Windows: the parent's deadline still holds
-        return
-    limits = {"RLIMIT_AS": memory_bytes, "RLIMIT_CPU": cpu_seconds, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0}
-    for name, value in limits.items():
-        with contextlib.suppress(ValueError, OSError, AttributeError):
-            resource.setrlimit(getattr(resource, name), (value, value))
 
 
 def _draw(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,24 +1,20 @@
-"""Starts and stops the app: private folders, middlewares, Gradio without anything that leaves this machine."""
+"""Starts and stops the app: a private folder, the guard, Gradio without anything that leaves this machine."""
 
 from __future__ import annotations
 
 import os
-import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tidekv_apps.security import (
-    OwnerCookie,
-    RequestChecks,
-    SecurityHeaders,
-    check_bind,
-    is_loopback,
-    private_folder,
-)
+from tidekv_apps.security import check_bind, is_loopback
 from tidekv_apps.settings import AppOptions
+from tidekv_llm.lifetime import PrivateFolder
 
 QUIET = {
     "GRADIO_ANALYTICS_ENABLED": "False",
+    "GRADIO_ANALYTICS_MAX_EVENTS": "100",
     "GRADIO_SHARE": "False",
     "GRADIO_SSR_MODE": "False",
     "GRADIO_RUN_HISTORY": "False",
@@ -26,6 +22,7 @@ QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+FOLDER_PREFIX = "tidekv-app-"
 
 
 @dataclass
@@ -35,12 +32,16 @@ class Server:
     url: str
     services: Any
     blocks: Any
+    folder: PrivateFolder
 
     def close(self) -> None:
-        """Stop listening, free models and sessions, delete all files."""
-        self.blocks.close(verbose=False)
-        self.services.stop()
-        shutil.rmtree(self.services.folder, ignore_errors=True)
+        """Stop listening, free models and visits, delete all files."""
+        try:
+            with suppress(Exception):  # whatever the web server says, users' files go
+                self.blocks.close(verbose=False)
+            self.services.stop()
+        finally:
+            self.folder.close()
 
 
 def start(options: AppOptions, *, open_browser: bool = False) -> Server:
@@ -50,17 +51,28 @@ def start(options: AppOptions, *, open_browser: bool = False) -> Server:
         ConfigError: an address that others can reach, without a login.
     """
     check_bind(options.host, options.auth)
-    folder = private_folder()
-    os.environ.update(QUIET, GRADIO_TEMP_DIR=str(folder / "uploads"))
-    from starlette.middleware import Middleware
+    os.umask(0o077)  # what Gradio writes is private too
+    folder = PrivateFolder(FOLDER_PREFIX)
+    try:
+        return _launch(options, folder, open_browser)
+    except BaseException:
+        folder.close()
+        raise
+
+
+def _launch(options: AppOptions, folder: PrivateFolder, open_browser: bool) -> Server:
+    for name in ("uploads", "visits"):
+        (folder.path / name).mkdir(mode=0o700)
+    # A caller could write any address into X-Forwarded-For; behind a proxy the operator names the proxy here.
+    os.environ.setdefault("FORWARDED_ALLOW_IPS", "")
+    os.environ.update(QUIET, GRADIO_TEMP_DIR=str(folder.path / "uploads"))
 
     from tidekv_apps.services import Services
     from tidekv_apps.ui import STATIC, THEME, WebPage
 
-    services = Services(options, folder)
+    services = Services(options, folder.path)
     page = WebPage(services)
     page.blocks.queue(max_size=200, default_concurrency_limit=None, api_open=False)
-    hosts = LOCAL_HOSTS if is_loopback(options.host) else None
     script = (STATIC / "app.js").read_text(encoding="utf-8")
     _, url, _ = page.blocks.launch(
         server_name=options.host,
@@ -85,12 +97,24 @@ def start(options: AppOptions, *, open_browser: bool = False) -> Server:
             "docs_url": None,
             "redoc_url": None,
             "openapi_url": None,
-            "middleware": [
-                Middleware(SecurityHeaders),
-                Middleware(RequestChecks, hosts=hosts, uploads=services.uploads, limits=options.limits),
-                Middleware(OwnerCookie),
-            ],
+            "lifespan": _guarded(options, services),
         },
     )
     services.start()
-    return Server(url, services, page.blocks)
+    return Server(url, services, page.blocks, folder)
+
+
+def _guarded(options: AppOptions, services: Any) -> Any:
+    """Puts the guard around everything. Middleware given to Gradio would stand behind Gradio's own."""
+    from tidekv_apps.guard import Guard
+
+    hosts = {*LOCAL_HOSTS, options.host.strip("[]")} if is_loopback(options.host) else None
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        app.middleware_stack = Guard(
+            app.middleware_stack, hosts=hosts, visits=services.registry, inbox=services.inbox, health=services.health
+        )
+        yield
+
+    return lifespan

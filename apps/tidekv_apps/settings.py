@@ -20,12 +20,20 @@ class Limits:
         files: documents per visit.
         file_bytes: one uploaded file.
         visit_bytes: all files of a visit.
+        owner_bytes: all files of one owner's visits.
+        stored_bytes: all files of all visits.
+        text_bytes: the text of an owner's files, in memory.
+        all_text_bytes: the text of everybody's files.
         upload_folder_bytes: all files on the server.
+        uploads: uploaded files on the server that wait to be added; one address takes at most half.
+        upload_seconds: longest time for an upload, and for an uploaded file to wait until it is added.
         pages: pages per file.
         characters: characters of text per file.
         parse_memory_bytes: memory of the child process that reads a PDF.
         parse_seconds: CPU time of that process, and its deadline.
-        visits: browser tabs at once.
+        reading_seconds: for all files of an owner, within ten minutes.
+        visits: browser tabs at once; one address takes at most half.
+        visits_per_owner: tabs of one browser at once.
         idle_seconds: after this long without a request a visit is closed.
         waiting_jobs: questions in the queue; more are refused.
         store_bytes: prefix stores of all visits together; the least recently used ones go first.
@@ -34,12 +42,20 @@ class Limits:
     files: int = 20
     file_bytes: int = 100 << 20
     visit_bytes: int = 300 << 20
+    owner_bytes: int = 600 << 20
+    stored_bytes: int = 4 << 30
+    text_bytes: int = 256 << 20
+    all_text_bytes: int = 2 << 30
     upload_folder_bytes: int = 2 << 30
+    uploads: int = 400
+    upload_seconds: float = 600.0
     pages: int = 5000
     characters: int = 20_000_000
     parse_memory_bytes: int = 1 << 30
     parse_seconds: int = 60
+    reading_seconds: float = 240.0
     visits: int = 200
+    visits_per_owner: int = 20
     idle_seconds: float = 7200.0
     waiting_jobs: int = 32
     store_bytes: int = 2 << 30

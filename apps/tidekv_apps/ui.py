@@ -11,8 +11,10 @@ from tidekv_apps import panels
 from tidekv_apps.api import Endpoints
 from tidekv_apps.events import PageEvents, panel
 from tidekv_apps.figures import figures_panel
+from tidekv_apps.files import file_drop
 from tidekv_apps.services import Services
-from tidekv_apps.settings import MAX_QUESTION_CHARACTERS, AskSettings
+from tidekv_apps.settings import MAX_QUESTION_CHARACTERS, AskSettings, Limits
+from tidekv_apps.storage import Storage
 from tidekv_apps.visits import Visit
 from tidekv_llm.config import HEAD_BUDGETS, LAYER_BUDGETS, SCHEDULES, selector_names
 
@@ -52,7 +54,7 @@ class WebPage:
     def _documents(self) -> None:
         _html("<h2>Documents</h2>")
         self.status = _html("", "tk-status")
-        self.files = gr.File(
+        self.files = file_drop(
             file_count="multiple",
             file_types=[".pdf", ".txt", ".md"],
             label="Drop PDF, text or Markdown files",
@@ -183,4 +185,4 @@ def _html(value: str, elem_id: str | None = None) -> gr.HTML:
 
 def _nobody() -> Visit:
     """What a page shows before its visit is known."""
-    return Visit("", Path(), AskSettings(model=""))
+    return Visit("", Path(), AskSettings(model=""), Storage(Limits()))

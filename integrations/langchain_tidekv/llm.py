@@ -87,8 +87,8 @@ class TideKVLLM(TideKVFields, BaseLLM):
         payload = prompt.payload if isinstance(prompt, PromptText) else None
         if isinstance(payload, DocumentRequest):
             return document_call(payload, options)
-        if payload is not None and self.chat_template and self.engine_handle().has_chat_template():
-            return generation_call(payload, options, chat_template=True)
+        if payload is not None and self.chat_template:
+            return generation_call(payload, options, chat_template=True, plain=lambda: str(prompt))
         return generation_call(str(prompt), options, chat_template=self.chat_template)
 
     # --- generating -------------------------------------------------------------------------------------

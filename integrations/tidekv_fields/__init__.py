@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from tidekv_llm.config import PrefillConfig
+from tidekv_llm.options import GenerationOptions
 from tidekv_llm.service.pool import EngineHandle, EngineSpec
 from tidekv_llm.service.requests import call_options
 
@@ -124,7 +125,7 @@ class TideKVFields(BaseModel):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def call_options(self, stop: Any, overrides: dict[str, Any]) -> dict[str, Any]:
+    def call_options(self, stop: Any, overrides: dict[str, Any]) -> GenerationOptions:
         """What the engine is called with; see :func:`tidekv_llm.service.requests.call_options`."""
         return call_options(self.sampling_fields(), stop, overrides)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.apps.web import Caller
+from tests.integrations.tiny import save_tiny_chat
 
 ROOT = Path(__file__).resolve().parents[2]
 APPS = str(ROOT / "apps")
@@ -63,8 +67,18 @@ def free_port() -> int:
 
 def start_app(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> Running:
     """``tidekv app`` with these arguments; returns once it says where it is."""
-    port, log, begin = free_port(), folder / "app.log", time.monotonic()
-    command = [sys.executable, "-m", "tidekv_llm.cli", "app", "--port", str(port), *arguments]
+    return _start(folder, ["-m", "tidekv_llm.cli", "app", "--port", str(free_port()), *arguments], env)
+
+
+def start_limited(folder: Path, model: Path, **options: object) -> Running:
+    """The app on a tiny model, with limits and other options that have no argument."""
+    chosen = {"model": str(model), "port": free_port(), **options}
+    return _start(folder, ["-m", "tests.apps.serve", json.dumps(chosen)], None)
+
+
+def _start(folder: Path, arguments: list[str], env: dict[str, str] | None) -> Running:
+    log, begin = folder / f"app-{len(list(folder.glob('*.log')))}.log", time.monotonic()
+    command = [sys.executable, *arguments]
     settings = {**environment(), "TMPDIR": str(folder), **(env or {})}
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=settings, text=True, cwd=ROOT)
@@ -94,6 +108,26 @@ def app(embedded_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     running = start_app(tmp_path_factory.mktemp("app"))
     yield running
     stop_app(running)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model that answers in a blink; one character is one token."""
+    return save_tiny_chat(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture(scope="module")
+def tiny_app(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """An app of its own for a file of tests, with the usual limits."""
+    running = start_app(tmp_path_factory.mktemp("tiny-app"), "--model", str(tiny_model_path))
+    yield running
+    stop_app(running)
+
+
+@pytest.fixture(autouse=True)
+def close_connections() -> Iterator[None]:
+    yield
+    Caller.close_all()
 
 
 @pytest.fixture(scope="session")

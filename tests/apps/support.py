@@ -9,7 +9,8 @@ from typing import Any
 
 from tests.documents.pdf_writer import text_pdf
 from tidekv_apps.records import Entry, Turn
-from tidekv_apps.settings import AskSettings
+from tidekv_apps.settings import AskSettings, Limits
+from tidekv_apps.storage import Storage
 from tidekv_apps.visits import Visit
 from tidekv_llm.documents import Citation, Document, PageSpan
 from tidekv_llm.metrics import Metrics
@@ -28,10 +29,10 @@ def write(folder: Path, name: str, data: bytes) -> Path:
     return path
 
 
-def make_visit(folder: Path) -> Visit:
+def make_visit(folder: Path, limits: Limits | None = None) -> Visit:
     own = folder / "visit"
     own.mkdir(exist_ok=True)
-    return Visit("owner", own, AskSettings(model=MODEL))
+    return Visit("owner", own, AskSettings(model=MODEL), Storage(limits or Limits()))
 
 
 def entry(name: str, *texts: str, state: Any = "ready") -> Entry:

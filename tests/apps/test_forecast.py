@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.apps.support import MODEL
-from tidekv_apps.engines import ModelFacts
 from tidekv_apps.forecast import memory_problem, predictions
 from tidekv_apps.settings import AskSettings
 from tidekv_llm import planner
 from tidekv_llm.models.shapes import shape_of_config
+from tidekv_llm.service import ModelFacts
 from tidekv_llm.shapes import ModelShape
 
 SETTINGS = AskSettings(model=MODEL, chunk_size=512)

@@ -12,24 +12,30 @@ from tests.documents.pdf_writer import cyclic_tree, document, stream, text_pdf
 from tidekv_apps import ingest
 from tidekv_apps.ingest import Ingest
 from tidekv_apps.jobs import Job
-from tidekv_apps.retrieve import choose_pages, rank_pages
+from tidekv_apps.lanes import ReadingLanes
 from tidekv_apps.settings import Limits
 from tidekv_apps.visits import Visit
 from tidekv_llm.documents import Document
 from tidekv_llm.errors import ConfigError, DocumentError
 
 
+def task_of(visit: Visit, uploads: Path, limits: Limits) -> Ingest:
+    return Ingest(visit, uploads, limits, ReadingLanes(limits))
+
+
 def add(visit: Visit, uploads: Path, *paths: Path, limits: Limits | None = None) -> list:
-    task = Ingest(visit, uploads, limits or Limits())
-    entries = task.admit([str(path) for path in paths])
+    task = task_of(visit, uploads, limits or Limits())
+    entries = task.admit([str(path) for path in paths], Job())
     task.read(entries, Job())
     return entries
 
 
 def test_pdf_and_text_become_documents_with_progress(tmp_path: Path, uploads: Path) -> None:
     visit, job = make_visit(tmp_path), Job()
-    task = Ingest(visit, uploads, Limits())
-    entries = task.admit([str(write(uploads, "h.pdf", HARBOUR)), str(write(uploads, "n.md", b"# Notes\nOne line."))])
+    task = task_of(visit, uploads, Limits())
+    entries = task.admit(
+        [str(write(uploads, "h.pdf", HARBOUR)), str(write(uploads, "n.md", b"# Notes\nOne line."))], Job()
+    )
     task.read(entries, job)
     assert [entry.state for entry in visit.entries] == ["ready", "ready"]
     assert visit.entries[0].document is not None and len(visit.entries[0].document.pages) == 2
@@ -52,14 +58,14 @@ def test_copies_are_private_named_by_content_and_the_upload_is_gone(tmp_path: Pa
 def test_paths_outside_of_the_upload_folder_are_refused(tmp_path: Path, uploads: Path, outside: str) -> None:
     write(tmp_path, "outside.pdf", HARBOUR)
     with pytest.raises(DocumentError, match="was not uploaded here"):
-        Ingest(make_visit(tmp_path), uploads, Limits()).admit([outside])
+        task_of(make_visit(tmp_path), uploads, Limits()).admit([outside], Job())
 
 
 def test_a_link_out_of_the_upload_folder_is_refused(tmp_path: Path, uploads: Path) -> None:
     target = write(tmp_path, "outside.pdf", HARBOUR)
     os.symlink(target, uploads / "inside.pdf")
     with pytest.raises(DocumentError, match="was not uploaded here"):
-        Ingest(make_visit(tmp_path), uploads, Limits()).admit([str(uploads / "inside.pdf")])
+        task_of(make_visit(tmp_path), uploads, Limits()).admit([str(uploads / "inside.pdf")], Job())
     assert target.exists()
 
 
@@ -77,7 +83,7 @@ def test_a_refused_upload_puts_the_old_document_aside_too(tmp_path: Path, upload
     visit = make_visit(tmp_path)
     add(visit, uploads, write(uploads, "old.pdf", HARBOUR))
     with pytest.raises(DocumentError):
-        Ingest(visit, uploads, Limits()).admit(["/etc/passwd"])
+        task_of(visit, uploads, Limits()).admit(["/etc/passwd"], Job())
     assert visit.entries == []
 
 
@@ -100,22 +106,21 @@ def test_the_same_name_with_other_content_is_another_document(tmp_path: Path, up
 
 
 def test_limits_on_count_size_and_sum_are_named(tmp_path: Path, uploads: Path) -> None:
-    visit = make_visit(tmp_path)
     for limits, message in (
         (Limits(files=1), "takes 1 files"),
         (Limits(file_bytes=10), "a file may have"),
-        (Limits(visit_bytes=10), "all files together"),
+        (Limits(visit_bytes=10), "all files of a conversation"),
     ):
         paths = [str(write(uploads, name, HARBOUR)) for name in ("a.pdf", "b.pdf")]
         with pytest.raises(DocumentError, match=message):
-            Ingest(visit, uploads, limits).admit(paths)
+            task_of(make_visit(tmp_path, limits), uploads, limits).admit(paths, Job())
 
 
 def test_reading_stops_on_request(tmp_path: Path, uploads: Path) -> None:
     visit, job = make_visit(tmp_path), Job()
     job.cancel.set()
-    task = Ingest(visit, uploads, Limits())
-    task.read(task.admit([str(write(uploads, "h.pdf", HARBOUR))]), job)
+    task = task_of(visit, uploads, Limits())
+    task.read(task.admit([str(write(uploads, "h.pdf", HARBOUR))], Job()), job)
     assert visit.entries[0].state == "failed"
     assert "stopped" in visit.entries[0].error
 
@@ -150,23 +155,6 @@ def test_text_that_is_too_long_is_refused_before_it_is_read(tmp_path: Path, uplo
 
 
 # --- best pages -----------------------------------------------------------------------------------------
-
-
-def test_the_page_with_the_rare_words_comes_first_and_the_room_is_kept() -> None:
-    book = Document.from_pages(["the cat and the dog", "the zebra eats grass", "the dog and the bird"], "b.pdf")
-    ranked = rank_pages([book], "What does the zebra eat?")
-    assert ranked[0].page == 2
-    tokens = {(0, page): 10 for page in (1, 2, 3)}
-    (chosen,) = choose_pages([book], "zebra dog", tokens, room=25)
-    assert len(chosen.pages) == 2 and 2 in [page.number for page in chosen.pages]
-    assert choose_pages([book], "zebra", tokens, room=5) == []
-
-
-def test_pages_of_several_documents_compete() -> None:
-    one, two = Document.from_pages(["red", "blue"], "1"), Document.from_pages(["green", "blue blue"], "2")
-    tokens = {(d, p): 10 for d in (0, 1) for p in (1, 2)}
-    chosen = choose_pages([one, two], "green", tokens, room=10)
-    assert [(document.name, [page.number for page in document.pages]) for document in chosen] == [("2", [1])]
 
 
 def test_special_tokens_in_a_document_stay_plain_text(embedded_model_path: Path, tmp_path: Path, uploads: Path) -> None:

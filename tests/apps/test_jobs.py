@@ -3,74 +3,37 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.apps.support import make_visit
-from tidekv_apps.jobs import BusyError, Job, JobQueue
-from tidekv_llm.errors import Cancelled
+from tidekv_apps.jobs import Job
+from tidekv_llm.errors import BusyError, Cancelled
+from tidekv_llm.lock import FairLock
 
 
-def test_one_job_at_a_time_in_order_and_each_knows_its_place() -> None:
-    line, inside, most, order = JobQueue(10), 0, 0, []
-    jobs = [Job() for _ in range(4)]
-    places: list[str] = []
+def test_a_waiting_job_tells_its_place(tmp_path: Path) -> None:
+    line, first, second = FairLock(), Job(), Job()
+    with line.hold(), pytest.raises(Cancelled):
+        first.ticket, second.ticket = line.join(), line.join()
 
-    def run(number: int) -> None:
-        nonlocal inside, most
-        with line.turn(jobs[number]):
-            inside += 1
-            most = max(most, inside)
-            order.append(number)
-            time.sleep(0.05)
-            inside -= 1
+        def seen(place: int) -> None:
+            second.wait_behind(place)
+            second.cancel.set()
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for job in jobs:
-        line.join(job)
-    for thread in reversed(threads):
-        thread.start()
-    time.sleep(0.03)
-    places = [job.live.detail for job in jobs]
-    for thread in threads:
-        thread.join()
-    assert order == [0, 1, 2, 3]
-    assert most == 1
-    assert places[3] in ("3 before you in the queue", "2 before you in the queue")
-
-
-def test_a_waiting_job_can_be_stopped_and_a_failing_one_frees_its_place() -> None:
-    line = JobQueue(10)
-    first, second, third = Job(), Job(), Job()
-    for job in (first, second, third):
-        line.join(job)
-    second.cancel.set()
-    with pytest.raises(RuntimeError, match="fails"), line.turn(first):
-        with pytest.raises(Cancelled), line.turn(second):
+        with line.hold(second.cancel, ticket=second.ticket, on_place=seen):
             raise AssertionError("a stopped job ran")
-        raise RuntimeError("fails")
-    with line.turn(third):
-        assert len(line) == 1
-    assert len(line) == 0
-
-
-def test_a_full_queue_refuses() -> None:
-    line = JobQueue(2)
-    for _ in range(3):
-        line.join(Job())
-    with pytest.raises(BusyError, match="waiting already"):
-        line.join(Job())
+    assert (second.live.stage, second.live.detail) == ("Waiting", "2 before you in the queue")
 
 
 def test_a_storm_of_questions_and_stops_runs_one_job_at_a_time(tmp_path: Path) -> None:
-    line, visit, inside = JobQueue(100), make_visit(tmp_path), []
+    line, visit, inside = FairLock(100), make_visit(tmp_path), []
     overlap = threading.Event()
 
     def work(job: Job) -> None:
         try:
-            with line.turn(job):
+            with line.hold(job.cancel, ticket=job.ticket, on_place=job.wait_behind):
                 if inside:
                     overlap.set()
                 inside.append(job)
@@ -85,14 +48,14 @@ def test_a_storm_of_questions_and_stops_runs_one_job_at_a_time(tmp_path: Path) -
     for _ in range(30):
         job = Job()
         visit.begin(job)
-        line.join(job)
+        job.ticket = line.join()
         threads.append(threading.Thread(target=work, args=(job,)))
         threads[-1].start()
         visit.stop()
     for thread in threads:
         thread.join()
     assert not overlap.is_set()
-    assert len(line) == 0
+    assert line.waiting == 0
 
 
 def test_a_second_question_waits_until_the_first_is_stopped(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,29 @@ def test_exports_carry_no_live_markdown(tmp_path: Path) -> None:
     text = export.as_markdown(evil_visit(tmp_path))
     assert "![x](" not in text and "[l](" not in text and "<script>" not in text
     assert "\\<script\\>" in text
+
+
+ADDRESSES = ("http://192.0.2.1/leak?q=1", "HTTPS://x.example", "ftp://x.example", "www.x.example/a", "ida@x.example")
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_no_address_becomes_a_link_by_itself_wherever_it_stands(tmp_path: Path, address: str) -> None:
+    """Viewers make links of bare addresses; code is the one thing that they leave alone."""
+    visit = make_visit(tmp_path)
+    failed, done = turn(f"Is {address} safe?"), turn("q", f"See {address}.", name=f"{address}.pdf", quote=address)
+    failed.state, failed.error, failed.answer, failed.text = "failed", f"no answer from {address}", None, ""
+    visit.entries, visit.turns = [entry(address, "x")], [failed, done]
+    text = export.as_markdown(visit)
+    outside = re.sub(r"`[^`]*`", "", text)
+    assert text.count(address) >= 6
+    assert address not in outside and not re.search(r"://|www\.|@", outside)
+
+
+def test_an_error_is_shown_as_it_is_in_the_export(tmp_path: Path) -> None:
+    visit, failed = make_visit(tmp_path), turn()
+    failed.state, failed.error, failed.answer, failed.text = "failed", "[x](javascript:1) <b>", None, ""
+    visit.turns = [failed]
+    assert "\\[x\\](javascript:1) \\<b\\>" in export.as_markdown(visit)
 
 
 def test_json_export_holds_the_figures(tmp_path: Path) -> None:

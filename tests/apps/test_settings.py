@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from tests.apps.support import MODEL
@@ -45,7 +43,7 @@ def test_empty_optional_settings_are_none_and_numbers_come_as_text_too() -> None
 
 def test_the_loader_is_asked_for_nothing_but_what_the_operator_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """No trust_remote_code and no other option ever comes from a user."""
-    from tidekv_apps.engines import EnginePool
+    from tidekv_apps.models import Models
     from tidekv_apps.settings import AppOptions
     from tidekv_llm.engine import TideKV
 
@@ -53,8 +51,9 @@ def test_the_loader_is_asked_for_nothing_but_what_the_operator_set(monkeypatch: 
 
     def fake(name: str, **options: object) -> object:
         seen.update(options, name=name)
-        return SimpleNamespace(tokenizer=None, shape=None, context_window=10, devices=(), close=lambda: None)
+        raise ConfigError("that was all")
 
     monkeypatch.setattr(TideKV, "from_pretrained", fake)
-    EnginePool(AppOptions(models=(MODEL,))).load(MODEL)
+    with pytest.raises(ConfigError, match="that was all"):
+        Models(AppOptions(models=(MODEL,))).load(MODEL)
     assert set(seen) == {"name", "device", "dtype", "context_window", "load_progress"}

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.apps.support import MODEL, entry, turn
-from tidekv_apps.jobs import BusyError, Job
+from tidekv_apps.jobs import Job
+from tidekv_apps.registry import Registry
 from tidekv_apps.settings import AskSettings, Limits
-from tidekv_apps.visits import Registry, VisitClosedError
-from tidekv_llm.errors import DocumentError
+from tidekv_apps.storage import Storage
+from tidekv_apps.visits import VisitClosedError
+from tidekv_llm.errors import BusyError, DocumentError
 
 
 class Clock:
@@ -21,7 +23,7 @@ class Clock:
 
 
 def registry(folder: Path, clock: Clock | None = None, **limits: object) -> Registry:
-    return Registry(folder, Limits(**limits), lambda: AskSettings(model=MODEL), clock or Clock())  # type: ignore[arg-type]
+    return Registry(folder, Limits(**limits), lambda: AskSettings(model=MODEL), Storage(Limits()), clock or Clock())  # type: ignore[arg-type]
 
 
 class FakeReader:
@@ -95,15 +97,39 @@ def test_stores_beyond_the_limit_go_least_recently_used_first(tmp_path: Path) ->
     assert [reader.closed for reader in readers] == [False, True, False]
 
 
-def test_too_many_sessions_close_an_idle_one_or_are_refused(tmp_path: Path) -> None:
+def test_an_empty_visit_makes_room_for_a_new_one_and_one_that_holds_something_never(tmp_path: Path) -> None:
     all_visits = registry(tmp_path, visits=2)
-    first, second = all_visits.get("a", "x"), all_visits.get("b", "x")
-    second.job = Job()
-    third = all_visits.get("c", "x")
+    first, second = all_visits.get("a", "x", "home"), all_visits.get("b", "y", "work")
+    second.entries.append(entry("precious.pdf"))
+    third = all_visits.get("c", "z", "train")
     assert first.closed and not second.closed
-    third.job = Job()
+    third.job = Job()  # holds no document, but something runs
     with pytest.raises(BusyError, match="too many people"):
-        all_visits.get("d", "x")
+        all_visits.get("d", "w", "ship")
+    assert not second.closed and not third.closed
+
+
+def test_one_browser_and_one_address_have_shares_of_their_own(tmp_path: Path) -> None:
+    all_visits = registry(tmp_path, visits=10, visits_per_owner=2)
+    for number in range(2):
+        all_visits.get(f"a{number}", "x", "home").entries.append(entry("a.pdf"))
+    with pytest.raises(BusyError, match="close one"):
+        all_visits.get("a2", "x", "home")
+    for number in range(3):
+        all_visits.get(f"b{number}", f"y{number}", "home").entries.append(entry("b.pdf"))
+    with pytest.raises(BusyError, match="your address"):
+        all_visits.get("c", "z", "home")
+    all_visits.get("c", "z", "work")
+    assert len(all_visits) == 6
+
+
+def test_an_event_belongs_to_the_owner_of_its_visit_and_ends_with_it(tmp_path: Path) -> None:
+    all_visits = registry(tmp_path)
+    all_visits.get("a", "x")
+    all_visits.note_event("a", "e1")
+    assert all_visits.owns_event("e1", "x") and not all_visits.owns_event("e1", "y")
+    all_visits.close("a", "x")
+    assert not all_visits.owns_event("e1", "x")
 
 
 def test_session_folders_are_private(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_chat_without_a_template_is_refused():
 
 def test_a_template_that_refuses_the_conversation_is_one_line():
     broken = make_tokenizer("{{ raise_exception('never') }}")
-    with pytest.raises(ConfigError, match="rejects this conversation"):
+    with pytest.raises(ConfigError, match="refuses this conversation: never"):
         build_prompt(BOOK, "Why?", broken)
 
 
@@ -153,7 +153,7 @@ def test_several_files_are_named_even_when_names_clash(tokenizer):
     one, two = Document.from_text("alpha", "a[1].txt"), Document.from_text("beta", "a[1].txt")
     prompt = build_prompt([one, two], "Which?", tokenizer)
     texts = [tokenizer.decode(prompt.token_ids[span.start : span.stop]) for span in prompt.spans]
-    assert texts == ["[a 1 .txt p. 1]\nalpha\n\n", "[a 1 .txt (2) p. 1]\nbeta\n\n"]
+    assert texts == ["[a(1).txt p. 1]\nalpha\n\n", "[a(1).txt (2) p. 1]\nbeta\n\n"]
     assert [span.document for span in prompt.spans] == [0, 1]
 
 

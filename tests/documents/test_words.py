@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.documents.cpu_time import growth
 from tidekv_llm.documents.words import fold, is_number, letters, normal, sentences, words
 
 
@@ -97,8 +97,10 @@ def test_letters_know_their_places(text):
     "unit", ["a", ".", ". ", "。", "\n ", "漢 ", "\u0301", "\u0301\u0316", "1,", "א\u05b0", "A.", "」"]
 )
 def test_splitting_stays_linear(unit):
-    text, start = "a" + unit * (200_000 // len(unit)), time.process_time()
-    words(text)
-    sentences(text)
-    normal(text)
-    assert time.process_time() - start < 20
+    def split(characters: int) -> None:
+        text = "a" + unit * (characters // len(unit))
+        words(text)
+        sentences(text)
+        normal(text)
+
+    assert growth(lambda: split(20_000), lambda: split(160_000)) < 24

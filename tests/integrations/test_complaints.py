@@ -13,7 +13,6 @@ import json
 import pickle
 import socket
 import threading
-import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,19 @@ import pytest
 
 from tests.integrations.frameworks import Framework
 from tests.integrations.tiny import WINDOW, save_tiny_chat, tiny_tokenizer
+from tests.integrations.worker import HANG, Worker, finish
+from tidekv_llm.engine import TideKV
 from tidekv_llm.engine.run import Run
-from tidekv_llm.errors import Cancelled, ClosedError
+from tidekv_llm.errors import ClosedError
+from tidekv_llm.hf import Decoder
 from tidekv_llm.service.requests import encode
 
 PROMPT = "Tell me about the sea."
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    return Worker(monkeypatch)
 
 
 def test_01_prompt_is_not_echoed(framework: Framework, tiny: str) -> None:
@@ -157,122 +164,112 @@ def test_09_error_in_the_worker_reaches_the_stream(
                 pass
 
         with pytest.raises(RuntimeError, match="boom"):
-            asyncio.run(asyncio.wait_for(consume(), 20))
+            asyncio.run(asyncio.wait_for(consume(), HANG))
         monkeypatch.undo()
         assert framework.text(llm, PROMPT)
 
 
-def _slow(framework: Framework, tiny: str) -> Any:
-    """A model whose prefill of a long prompt takes long: one token per chunk step."""
-    return framework.make(tiny, chunk_size=1, kept_tokens=64, max_tokens=4)
+LONG = "All work and no play makes Jack a dull boy. " * 4  # 176 tokens of one character each
 
 
-LONG = "All work and no play makes Jack a dull boy. " * 16  # 704 tokens of one character each
+def _stepwise(framework: Framework, tiny: str, **options: Any) -> Any:
+    """A model that reads a prompt in as many chunk steps as it has tokens, and may be stopped after each."""
+    return framework.make(tiny, chunk_size=1, kept_tokens=64, max_tokens=4, **options)
 
 
-def test_10_event_loop_ticks_during_load_and_prefill(framework: Framework, tiny: str) -> None:
-    """LI#11842."""
+def test_10_event_loop_ticks_during_load_and_prefill(
+    framework: Framework, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LI#11842: the worker goes on only when the loop has turned, which a blocked loop never does."""
+    turned, held = threading.Event(), []
 
-    async def run() -> tuple[float, float]:
-        gaps: list[float] = []
+    def until_the_loop_turns(real: Any) -> Any:
+        def wrapped(*given: Any, **named: Any) -> Any:
+            if len(held) < 5:
+                turned.clear()
+                held.append(turned.wait(HANG))
+            return real(*given, **named)
 
-        async def heartbeat() -> None:
-            while True:
-                before = time.perf_counter()
-                await asyncio.sleep(0.01)
-                gaps.append(time.perf_counter() - before)
+        return wrapped
 
+    async def heartbeat() -> None:
+        while True:
+            await asyncio.sleep(0.001)
+            turned.set()
+
+    async def run() -> None:
         pulse = asyncio.create_task(heartbeat())
-        began = time.perf_counter()
-        assert await framework.atext(llm, LONG)
+        assert await framework.atext(llm, PROMPT)
+        held.clear()
         async for _ in framework.adeltas(llm, PROMPT):
             pass
         pulse.cancel()
-        return max(gaps), time.perf_counter() - began
 
-    with _slow(framework, tiny) as llm:
-        longest, total = asyncio.run(run())
-    assert total > 0.5
-    assert longest < total / 4
-
-
-def _idle_after(llm: Any) -> float:
-    """Seconds until the worker has nothing to do."""
-    done, began = threading.Event(), time.perf_counter()
-    llm.engine_handle().submit(done.set)
-    assert done.wait(60)
-    return time.perf_counter() - began
+    monkeypatch.setattr(TideKV, "from_pretrained", until_the_loop_turns(TideKV.from_pretrained))
+    monkeypatch.setattr(Decoder, "run_layer", until_the_loop_turns(Decoder.run_layer))
+    with framework.make(tiny) as llm:
+        asyncio.run(run())
+    assert held == [True] * 5
 
 
-def test_11_cancelled_task_stops_the_prefill(framework: Framework, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_11_cancelled_task_stops_the_prefill(framework: Framework, tiny: str, worker: Worker) -> None:
     """LC#23282, LI#12242."""
 
-    async def run(started: threading.Event) -> None:
+    async def cancel_while_held() -> None:
         task = asyncio.create_task(framework.atext(llm, LONG))
-        while not started.is_set():
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(worker.wait_until_held)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    with _slow(framework, tiny) as llm:
-        llm.engine_handle().engine()
-        began = time.perf_counter()
-        framework.text(llm, LONG)
-        whole = time.perf_counter() - began
-        started, seen = threading.Event(), []
-        real = Run.prefill
-
-        def prefill(run: Run, task: Any) -> Any:
-            started.set()
-            try:
-                return real(run, task)
-            except Cancelled as error:
-                seen.append(error)
-                raise
-
-        monkeypatch.setattr(Run, "prefill", prefill)
-        asyncio.run(run(started))
-        assert _idle_after(llm) < whole / 3
-        assert len(seen) == 1
+    with _stepwise(framework, tiny) as llm:
+        llm.engine_handle().engine()  # the check at load runs layers too
+        with worker.held(at=10):
+            asyncio.run(cancel_while_held())
+        finish(llm)
+        assert worker.runs <= 11 < len(LONG)
 
 
-def test_11_abandoned_streams_stop(framework: Framework, tiny: str) -> None:
+def test_11_abandoned_streams_stop(framework: Framework, tiny: str, worker: Worker) -> None:
     with framework.make(tiny, max_tokens=500) as llm:
-        began = time.perf_counter()
-        framework.text(llm, PROMPT)
-        whole = time.perf_counter() - began
-        stream = framework.deltas(llm, PROMPT)
-        next(stream)
-        stream.close()
-        assert _idle_after(llm) < whole / 2
+        layers = llm.engine_handle().engine().model.config.num_hidden_layers
+        whole = worker.runs_of(lambda: framework.text(llm, PROMPT))
+        with worker.held(at=whole // 2):
+            stream = framework.deltas(llm, PROMPT)
+            next(stream)
+            stream.close()
+        finish(llm)
+        assert worker.runs < whole // 2 + layers
 
         async def leave() -> None:
             stream = framework.adeltas(llm, PROMPT)
             await anext(stream)
             await stream.aclose()
 
-        asyncio.run(leave())
-        assert _idle_after(llm) < whole / 2
+        with worker.held(at=whole // 2):
+            asyncio.run(leave())
+        finish(llm)
+        assert worker.runs < whole // 2 + layers
 
 
-def test_11_request_waiting_for_its_turn_can_be_cancelled(framework: Framework, tiny: str) -> None:
-    async def run() -> float:
-        first = asyncio.create_task(framework.atext(llm, LONG))
-        await asyncio.sleep(0.1)
-        second = asyncio.create_task(framework.atext(llm, LONG))
-        await asyncio.sleep(0.1)
-        began = time.perf_counter()
-        second.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await second
-        waited = time.perf_counter() - began
+def test_11_request_waiting_for_its_turn_can_be_cancelled(framework: Framework, tiny: str, worker: Worker) -> None:
+    async def run() -> None:
+        with worker.held():
+            first = asyncio.create_task(framework.atext(llm, LONG))
+            await asyncio.to_thread(worker.wait_until_held)
+            second = asyncio.create_task(framework.atext(llm, LONG))
+            await asyncio.sleep(0)  # it joins the queue
+            second.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await second
         assert await first
-        return waited
 
-    with _slow(framework, tiny) as llm:
-        assert asyncio.run(run()) < 0.5
-        assert _idle_after(llm) < 0.5
+    with _stepwise(framework, tiny) as llm:
+        llm.engine_handle().engine()
+        whole = worker.runs_of(lambda: framework.text(llm, LONG))
+        asyncio.run(run())
+        finish(llm)
+        assert worker.runs == whole
 
 
 def test_12_concurrent_requests_give_what_they_give_alone(framework: Framework, tiny: str) -> None:
@@ -492,7 +489,7 @@ def test_bad_calls_are_refused(framework: Framework, tiny: str) -> None:
             ("", {}, "empty"),
             ("   ", {}, "empty"),
             (PROMPT, {"max_length": 5}, "unknown option 'max_length'"),
-            (PROMPT, {"max_tokens": -3}, "max_tokens=-3"),
+            (PROMPT, {"max_tokens": -3}, "max_new_tokens=-3"),
             (PROMPT, {"max_tokens": 2.5}, "whole number"),
             (PROMPT, {"top_p": "high"}, "number"),
         ):
@@ -510,14 +507,17 @@ def test_unknown_model_is_a_typed_error(framework: Framework, monkeypatch: pytes
     assert isinstance(caught.value, ModelNotFoundError)
 
 
-def test_timeout_stops_the_request(framework: Framework, tiny: str) -> None:
-    with _slow(framework, tiny).model_copy(update={"timeout": 0.2}) as llm:
+def test_timeout_stops_the_request(framework: Framework, tiny: str, worker: Worker) -> None:
+    with _stepwise(framework, tiny).model_copy(update={"timeout": 0.2}) as llm:
         llm.engine_handle().engine()
-        with pytest.raises(framework.error, match=r"timeout=0\.2"):
+        with worker.held(), pytest.raises(framework.error, match=r"timeout=0\.2"):
             framework.text(llm, LONG)
-        with pytest.raises(TimeoutError):
+        finish(llm)
+        assert worker.runs <= 2
+        with worker.held(), pytest.raises(TimeoutError):
             asyncio.run(framework.atext(llm, LONG))
-        assert _idle_after(llm) < 1.0
+        finish(llm)
+        assert worker.runs <= 2
 
 
 def test_base_model_continues_text(framework: Framework, tiny_base: str) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tidekv_llm.documents.loaded import corpus_of
-from tidekv_llm.documents.ranking import bm25_order
 from tidekv_llm.errors import ConfigError, ContextOverflowError, NoTextError
 from tidekv_llm.service import (
     DocumentRequest,
@@ -60,13 +59,6 @@ def test_bracketed_label_is_cleaned_and_empty_source_is_kept() -> None:
 def test_bad_items(items: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         corpus_of(items)
-
-
-def test_bm25_puts_the_page_with_the_words_first() -> None:
-    pages = ["The harbour has two moles.", "The lens weighs 3.1 tonnes.", "Keepers cook for all."]
-    assert bm25_order("What does the lens weigh, in tonnes?", pages)[0] == 1
-    assert bm25_order("灯台の高さは？", ["港は二つある。", "灯台の高さは四十一メートル。"])[0] == 1
-    assert bm25_order("?!", pages) == [0, 1, 2]
 
 
 def test_options_of_object_and_call() -> None:

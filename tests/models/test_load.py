@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 import torch
 
 from tests.models.support import save_tiny_llama, write_tiny_gguf
+from tidekv_llm import TideKV
 from tidekv_llm.errors import (
+    Cancelled,
     ConfigError,
     ModelError,
     ModelNotFoundError,
@@ -22,7 +25,8 @@ from tidekv_llm.errors import (
     UnsupportedModelError,
 )
 from tidekv_llm.hardware import default_dtype
-from tidekv_llm.models import embedded, load, resolve
+from tidekv_llm.models import embedded, load, load_tokenizer, resolve
+from tidekv_llm.models.loading import only_our_progress
 from tidekv_llm.models.sources import ModelSource
 from tidekv_llm.models.window import apply_window
 
@@ -107,6 +111,58 @@ def test_gguf_file_loads_dense_with_the_tokens_of_its_header(tmp_path: Path) -> 
     assert loaded.tokenizer.tokenize("\n\n1") == ["ĊĊ", "1"]
     ids = loaded.tokenizer("ab", return_tensors="pt").input_ids
     assert loaded.model(ids).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("end_of_turn", [None, 7])
+def test_the_end_of_turn_in_a_gguf_header_is_a_stop(tmp_path: Path, end_of_turn: int | None) -> None:
+    """Its end of sequence is another token, which a chat model seldom writes: the answer ran on to its full length."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", end_of_turn=end_of_turn)
+    with TideKV.from_pretrained(path, dtype="float32", device="cpu") as llm:
+        assert llm._open().stop_ids == {2, end_of_turn} - {None}
+
+
+def test_a_gguf_file_is_told_by_our_progress_and_draws_no_bar_of_its_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, told = write_tiny_gguf(tmp_path / "tiny.gguf"), []
+    load(path, dtype="float32", device="cpu", progress=lambda message, fraction: told.append((message, fraction)))
+    assert told[0][0].startswith("unpacking tensor 1 of ")
+    assert [fraction for _, fraction in told] == sorted({fraction for _, fraction in told})
+    assert told[-1][1] == 1.0
+    load(path, dtype="float32", device="cpu")  # nobody listens
+    load_tokenizer(path)
+    assert "%|" not in capfd.readouterr().err
+
+
+def test_a_gguf_load_can_be_cancelled_by_its_progress_and_the_library_gets_its_bar_back(tmp_path: Path) -> None:
+    from transformers import modeling_gguf_pytorch_utils as gguf_reader
+
+    def stop(message: str, fraction: float) -> None:
+        raise Cancelled("enough")
+
+    path, before = write_tiny_gguf(tmp_path / "tiny.gguf"), gguf_reader.tqdm
+    with pytest.raises(Cancelled, match="enough"):
+        load(path, dtype="float32", device="cpu", progress=stop)
+    assert gguf_reader.tqdm is before
+
+
+def test_bars_of_other_threads_and_later_ones_are_not_ours(capfd: pytest.CaptureFixture[str]) -> None:
+    from transformers import modeling_gguf_pytorch_utils as gguf_reader
+    from transformers.utils import logging
+
+    def draw() -> None:
+        assert list(gguf_reader.tqdm([1, 2], desc="theirs")) == [1, 2]
+
+    with only_our_progress(None):
+        draw()
+        assert "theirs" not in capfd.readouterr().err
+        other = threading.Thread(target=draw)
+        other.start()
+        other.join()
+        assert "theirs" in capfd.readouterr().err
+    draw()
+    assert "theirs" in capfd.readouterr().err
+    assert logging.is_progress_bar_enabled()
 
 
 # -- what is refused ----------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ import torch
 
 from tests.sessions_for_tests import assert_same, document, engine, follow_up, fresh
 from tidekv_llm.errors import CacheError, ConfigError
+from tidekv_llm.files import private_folder
 from tidekv_llm.prefixes import disk
 from tidekv_llm.prefixes.base import PrefixKey, digest_ids
-from tidekv_llm.prefixes.disk import META, DiskPrefix, make_private, sweep
+from tidekv_llm.prefixes.disk import META, DiskPrefix, sweep
 from tidekv_llm.prefixes.named import list_sessions, remove_session, session_folder, sessions_root
 
 IDS = tuple(range(20))
@@ -74,7 +75,7 @@ def test_folders_are_0700_and_files_0600_under_any_umask(tmp_path: Path, umask: 
         expected = 0o700 if path.is_dir() else 0o600
         assert stat.S_IMODE(path.stat().st_mode) == expected, path
     root.chmod(0o755)
-    make_private(root)
+    private_folder(root)
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
 
 

@@ -16,7 +16,8 @@ def environment() -> dict[str, Any]:
     import torch
     import transformers
 
-    from tidekv_llm import __version__, hardware
+    from tidekv_llm import hardware
+    from tidekv_llm.version import __version__
 
     return {
         "command": " ".join(["tidekv", *sys.argv[1:]]),

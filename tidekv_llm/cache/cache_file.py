@@ -6,10 +6,8 @@ change; a file of another version is refused.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +21,8 @@ from torch import Tensor
 from tidekv_llm.cache.flattened import FlattenedLayer
 from tidekv_llm.cache.layer import StoredLayer
 from tidekv_llm.cache.rectangular import RectangularLayer
-from tidekv_llm.errors import CacheError
+from tidekv_llm.errors import CacheError, reason
+from tidekv_llm.files import written_then_renamed
 
 FORMAT, VERSION = "tidekv-cache", 1
 LAYOUTS: dict[str, type[StoredLayer]] = {each.layout: each for each in (RectangularLayer, FlattenedLayer)}
@@ -69,18 +68,11 @@ def write_layers(path: str | os.PathLike[str], layers: Sequence[StoredLayer], ow
         described.append({"layout": layer.layout, **facts})
     header = {"version": VERSION, "owner": asdict(owner), "layers": described}
     target = Path(path)
-    temporary = None
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")  # mode 0600
-        os.close(handle)
-        save_file(tensors, temporary, metadata={"format": FORMAT, "facts": json.dumps(header)})
-        os.chmod(temporary, 0o600)
-        os.replace(temporary, target)
+        with written_then_renamed(target) as partial:
+            save_file(tensors, partial, metadata={"format": FORMAT, "facts": json.dumps(header)})
     except (OSError, SafetensorError) as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise CacheError(f"cannot write the cache to {target}: {_one_line(error)}; check the folder") from error
+        raise CacheError(f"cannot write the cache to {target}: {reason(error)}; check the folder") from error
 
 
 def read_layers(path: str | os.PathLike[str], owner: CacheOwner, device: str) -> list[StoredLayer]:
@@ -98,7 +90,7 @@ def read_layers(path: str | os.PathLike[str], owner: CacheOwner, device: str) ->
         raise
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CacheError(
-            f"{path} is damaged or no cache of TideKV ({_one_line(error)}); delete it and build the cache again"
+            f"{path} is damaged or no cache of TideKV ({reason(error)}); delete it and build the cache again"
         ) from error
     return layers
 
@@ -141,7 +133,3 @@ def _check_shapes(layers: Sequence[StoredLayer], owner: CacheOwner) -> None:
             ascending = bool((positions.diff() > 0).all())
             if len(positions) and (not ascending or int(positions[0]) < 0 or int(positions[-1]) >= layer.logical):
                 raise ValueError(f"layer {index}, head {head} has impossible positions")
-
-
-def _one_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -16,7 +16,7 @@ from tidekv_llm.attention import (
     AttentionParams,
     Scratch,
     apply_sinks,
-    flash_attn_available,
+    flash_attn_takes,
     mask_future_,
     softcap_,
 )
@@ -41,7 +41,7 @@ def head_attention(
     Returns:
         [B, C, Hq, Dv].
     """
-    if isinstance(store, FlatRows) and varlen_available(query):
+    if isinstance(store, FlatRows) and flash_attn_takes(query):
         return varlen_attention(query, store, tail, params)
     return grouped_attention(query, store, tail, params, scratch)
 
@@ -95,12 +95,6 @@ def _scores(
     if sinks is not None:  # a logit without a value
         scores.view(group, count, width)[..., end] = sinks[:, None]
     return torch.softmax(scores, dim=-1, out=scores)
-
-
-def varlen_available(query: Tensor) -> bool:
-    """Whether FlashAttention's kernel for sequences of different lengths can run this."""
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    return query.device.type == "cuda" and half and query.shape[-1] <= 256 and flash_attn_available()
 
 
 def varlen_attention(query: Tensor, store: FlatRows, tail: tuple[Tensor, Tensor], params: AttentionParams) -> Tensor:

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tidekv_llm import __version__
 from tidekv_llm.cli import ask, bench, doctor, models, plan, sessions
 from tidekv_llm.cli.terminal import forgive_encodings, one_row, print_json
 from tidekv_llm.errors import ConfigError, EncryptedDocumentError, MemoryLimitError, TideKVError
 from tidekv_llm.hardware import limit_libraries
+from tidekv_llm.lifetime import ended_by_signals
+from tidekv_llm.version import __version__
 
 EXIT_RUNTIME, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -37,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_text(arguments)
         limit_libraries()
         options = parser().parse_args(arguments)
-        code: int = options.run(options)
+        with ended_by_signals():
+            code: int = options.run(options)
         return code
     except KeyboardInterrupt:
         return _fail("interrupted", "Interrupted", EXIT_INTERRUPTED, as_json)

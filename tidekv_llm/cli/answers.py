@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.text import Text
 
 from tidekv_llm.cli.terminal import Bars, console, literal, one_row, print_json, print_table
+from tidekv_llm.documents import ORIGINS
 from tidekv_llm.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
     from tidekv_llm.metrics import Metrics
     from tidekv_llm.request import Progress
 
-ORIGINS = {
-    "model": "named by the model",
-    "text": "words and numbers found on the page",
-    "attention": "read most, by attention",
-}
 COMPONENT_NAMES = {
     "weights": "weights",
     "active_kv": "full KV, one layer",

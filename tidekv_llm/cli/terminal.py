@@ -107,6 +107,7 @@ class Bars:
 
     def __init__(self, *, hidden: bool, remaining: bool = False) -> None:
         error = console(stderr=True)
+        self._stream = sys.stderr  # rich puts itself in its place while bars are shown
         columns: list[ProgressColumn] = [
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
@@ -138,5 +139,5 @@ class Bars:
     def show(self, stage: str, fraction: float, detail: str = "") -> None:
         """Move a stage's bar, which begins with its first call."""
         if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(one_row(stage, sys.stderr), total=1.0, detail="")
-        self._progress.update(self._tasks[stage], completed=fraction, detail=one_row(detail, sys.stderr))
+            self._tasks[stage] = self._progress.add_task(one_row(stage, self._stream), total=1.0, detail="")
+        self._progress.update(self._tasks[stage], completed=fraction, detail=one_row(detail, self._stream))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from tidekv_llm.compress.scoring import StreamingTopK, blocks, pack
 from tidekv_llm.compress.selectors import Selector
 from tidekv_llm.compress.selectors.base import checked_scores
 from tidekv_llm.errors import BudgetError, SelectorError
+
+# Positions int64 [n], ascending, and the float32 scores [n] they have.
+Ranked = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class HeadKept:
         floor_alpha: the part of a budget that is shared out evenly.
     """
 
-    candidates: tuple[tuple[Tensor, Tensor], ...]
+    candidates: tuple[Ranked, ...]
     counts: tuple[int, ...]
     first: int
     last: int
@@ -96,15 +99,13 @@ class HeadKept:
             heads, caps = slice(row, row + self.kv_heads), self.counts[row : row + self.kv_heads]
             shares = _shares(self.candidates[heads], mean)
             counts += ada_head_budgets(shares, mean, self.floor_alpha, caps)
-        return HeadKept(
-            self.candidates, tuple(counts), self.first, self.last, self.prompt_length, self.kv_heads, self.floor_alpha
-        )
+        return replace(self, counts=tuple(counts))
 
-    def _chosen(self) -> list[tuple[Tensor, Tensor]]:
+    def _chosen(self) -> list[Ranked]:
         return [_best(*head, count) for head, count in zip(self.candidates, self.counts, strict=True)]
 
 
-def _best(positions: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _best(positions: Tensor, scores: Tensor, count: int) -> Ranked:
     """The ``count`` highest of a head's candidates, positions ascending."""
     if count == positions.shape[0]:
         return positions, scores
@@ -112,7 +113,7 @@ def _best(positions: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor
     return positions[order], scores[order]
 
 
-def _shares(heads: tuple[tuple[Tensor, Tensor], ...], budget: int) -> list[int]:
+def _shares(heads: tuple[Ranked, ...], budget: int) -> list[int]:
     """How many of the ``heads * budget`` best candidates lie in each head; a tie goes to the later position."""
     owner = torch.cat([torch.full_like(positions, head) for head, (positions, _) in enumerate(heads)])
     positions = torch.cat([positions for positions, _ in heads]) * len(heads) + owner
@@ -203,23 +204,32 @@ def select_per_head(
         overall.push(scores.transpose(1, 2).flatten(1), start * heads)
 
     _rank(layer, selector, (first, last), block_size, push)
-    candidates: list[tuple[Tensor, Tensor]] = []
-    counts: list[int] = []
     nothing = layer.keys.new_zeros((layer.keys.shape[0], heads, 0), dtype=torch.long)
     each = per_head.result() if count else (nothing, nothing.float())
     best = overall.result() if count else (nothing[:, 0], nothing[:, 0].float())
+    candidates: list[Ranked] = []
+    counts: list[int] = []
     for row in range(layer.keys.shape[0]):
-        owner = best[0][row] % heads
-        shares = owner.bincount(minlength=heads).tolist()
-        for head in range(heads):
-            # Both streams hold the start of the same ranking of the head: the longer one is enough.
-            if shares[head] > count:
-                mine = owner == head
-                candidates.append((best[0][row][mine] // heads, best[1][row][mine]))
-            else:
-                candidates.append((each[0][row, head], each[1][row, head]))
+        shares, found = _candidates((each[0][row], each[1][row]), (best[0][row], best[1][row]), count)
+        candidates += found
         counts += ada_head_budgets(shares, count, floor_alpha)
     return HeadKept(tuple(candidates), tuple(counts), first, last, length, heads, floor_alpha)
+
+
+def _candidates(each: Ranked, best: Ranked, count: int) -> tuple[list[int], list[Ranked]]:
+    """Per head of a row, how many of the layer's best lie in it, and its own best: at least ``count``.
+
+    Both streams hold the start of the same ranking of the head: the longer one is enough.
+    """
+    heads = each[0].shape[0]
+    owner = best[0] % heads
+    shares: list[int] = owner.bincount(minlength=heads).tolist()
+    found = []
+    for head, share in enumerate(shares):
+        mine = owner == head
+        overall = best[0][mine] // heads, best[1][mine]
+        found.append(overall if share > count else (each[0][head], each[1][head]))
+    return shares, found
 
 
 def _free_count(layer: FullLayer, budget: int, first: int, last: int) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tidekv_llm.costs.layer_step import LayerStep, scoring_bytes
-from tidekv_llm.costs.plan import INT32, Components, Moments, Plan
+from tidekv_llm.costs.plan import INT32, Components, Moments, Plan, Positions
 
 
 def layer_major(
@@ -14,83 +12,84 @@ def layer_major(
     mlp_chunk: int,
     *,
     block: int | None = None,
-    keeps: Callable[[int], int] | None = None,
+    keeps: Positions | None = None,
     on_host: bool = False,
     layer_end_bytes: int | None = None,
 ) -> Moments:
-    """One active layer at a time: the last full step of layer N - 2, the last layer's keys, and its layer end."""
-    shape, length, layers = plan.shape, plan.prompt_length, plan.shape.num_layers
-    keeps = keeps or plan.kept
-    on_host = on_host and plan.device != "cpu"  # a CPU's host memory is its device memory
-    hidden = plan.batch * length * shape.hidden_size * shape.element_bytes
-    far = plan.config.bridge == "host" and plan.device != "cpu"
-    # From the host: two inputs, one of them on its way, and an output on its way back.
-    near_bridge = min(3 * hidden * chunk // length, hidden) if far else hidden
+    """One active layer at a time: the last full step of layer N - 2, the last layer's keys, and its layer end.
+
+    Args:
+        plan: dimensions.
+        chunk: tokens per step.
+        mlp_chunk: tokens per call of the MLP, 0 for the chunk.
+        block: keys scored at once, default ``score_block_size``.
+        keeps: positions that each layer keeps, default its budget or window.
+        on_host: the cache lies in host memory.
+        layer_end_bytes: workspace of a layer end, default that of the scoring.
+    """
+    length, layers, keeps = plan.prompt_length, plan.shape.num_layers, keeps or plan.kept
+    if layer_end_bytes is None:
+        kept = min(keeps(layers - 1), length)
+        layer_end_bytes = scoring_bytes(plan, block or plan.config.score_block_size, kept, length)
     step = LayerStep(plan, chunk, min(mlp_chunk or chunk, chunk), length, scores=True)
-    tail = LayerStep(plan, chunk, chunk, length, window_only=True)
-    window = min(plan.config.window_size, length)
-    last = LayerStep(plan, window, window, length, scores=True)
-    block = block or plan.config.score_block_size
-    temporary = layer_end_bytes
-    if temporary is None:
-        temporary = scoring_bytes(plan, block, min(keeps(layers - 1), length), length)
-    base = {"active_kv": plan.kv_bytes(length), "bridge": near_bridge}
-    scratch = step.scratch_bytes()
+    base = {"active_kv": plan.kv_bytes(length), "bridge": _near_bridge(plan, chunk)}
 
-    def moment(count: int, activations: int, extra: int) -> Components:
-        return {
-            **base,
-            "weights": shape.weight_bytes,
-            "compressed_cache": 0 if on_host else plan.caches(count, keeps),
-            "activations": activations,
-            "temporary": scratch + extra,
-            "bookkeeping": plan.evidence_bytes + plan.position_bytes(count, keeps),
-        }
+    def moment(done: int, activations: int, layer_end: int = 0) -> Components:
+        held = plan.held(done, keeps, on_host=on_host)
+        return {**held, **base, "activations": activations, "temporary": step.scratch_bytes() + layer_end}
 
-    steady = {
-        "weights": shape.weight_bytes,
-        "compressed_cache": 0 if on_host else plan.caches(layers, keeps),
-        "bookkeeping": plan.evidence_bytes + plan.position_bytes(layers, keeps),
-    }
-    moments = (
-        moment(max(0, layers - 2), step.activation_bytes(), 0) if layers > 1 else moment(0, 0, 0),
-        moment(layers - 1, max(tail.activation_bytes(), last.activation_bytes()), 0),
-        moment(layers, 0, temporary),
-    )
-    host = (plan.caches(layers, keeps) if on_host else 0) + (hidden if far else 0)
-    return Moments(moments, steady, host)
+    last_full = moment(layers - 2, step.activation_bytes()) if layers > 1 else moment(0, 0)
+    moments = (last_full, moment(layers - 1, _last_layer(plan, chunk)), moment(layers, 0, layer_end_bytes))
+    host = plan.caches(layers, keeps) if plan.apart(on_host) else 0
+    if plan.apart(plan.config.bridge == "host"):
+        host += plan.hidden_bytes(length)
+    return Moments(moments, plan.held(layers, keeps, on_host=on_host), host)
+
+
+def _near_bridge(plan: Plan, chunk: int) -> int:
+    """The bridge on the device; of one on the host two inputs, one on its way, and an output on its way back."""
+    hidden = plan.hidden_bytes(plan.prompt_length)
+    return min(3 * plan.hidden_bytes(chunk), hidden) if plan.apart(plan.config.bridge == "host") else hidden
+
+
+def _last_layer(plan: Plan, chunk: int) -> int:
+    """Activations where only keys and values are computed, or the observation window's outputs."""
+    window = min(plan.config.window_size, plan.prompt_length)
+    keys_only = LayerStep(plan, chunk, chunk, plan.prompt_length, window_only=True)
+    outputs = LayerStep(plan, window, window, plan.prompt_length, scores=True)
+    return max(keys_only.activation_bytes(), outputs.activation_bytes())
 
 
 def chunk_major(
     plan: Plan,
     chunk: int,
     *,
-    slots: Callable[[int], int],
+    slots: Positions,
     evict_bytes: int = 0,
     on_host: bool = False,
     heads_at_once: int = 0,
-    slot_positions: int = 0,
+    position_size: int = INT32,
 ) -> Moments:
-    """Every layer's storage is there from the first chunk on; the last chunk sees the longest history."""
-    shape, layers = plan.shape, plan.shape.num_layers
-    longest = max(slots(layer) for layer in range(layers))
-    step = LayerStep(
-        plan, chunk, min(plan.config.mlp_chunk_size or chunk, chunk), longest,
-        own_input=True, heads_at_once=heads_at_once,
-    )  # fmt: skip
-    activations = step.activation_bytes()
-    on_host = on_host and plan.device != "cpu"  # a CPU's host memory is its device memory
-    if heads_at_once and on_host:  # the group's keys and values on the device
+    """Every layer's storage is there from the first chunk on; the last chunk sees the longest history.
+
+    Args:
+        plan: dimensions.
+        chunk: tokens per step.
+        slots: positions that each layer has room for.
+        evict_bytes: workspace of an eviction between two chunks.
+        on_host: the cache lies in host memory.
+        heads_at_once: KV heads that are attended to together, 0 for all.
+        position_size: bytes of a kept position.
+    """
+    shape, longest = plan.shape, max(slots(layer) for layer in range(plan.shape.num_layers))
+    mlp_chunk = min(plan.config.mlp_chunk_size or chunk, chunk)
+    step = LayerStep(plan, chunk, mlp_chunk, longest, own_input=True, heads_at_once=heads_at_once)
+    activations, scratch = step.activation_bytes(), step.scratch_bytes()
+    if heads_at_once and plan.apart(on_host):  # the group's keys and values on the device
         activations += plan.kv_bytes(longest) * heads_at_once // shape.num_kv_heads
-    stored = plan.caches(layers, slots)
-    common = {
-        "weights": shape.weight_bytes,
-        "compressed_cache": 0 if on_host else stored,
-        "bookkeeping": plan.evidence_bytes + plan.position_bytes(layers, slots, slot_positions or INT32),
-    }
+    held = plan.held(shape.num_layers, slots, on_host=on_host, position_size=position_size)
     moments = (
-        {**common, "activations": activations, "temporary": step.scratch_bytes()},
-        {**common, "activations": 2 * plan.batch * chunk * shape.hidden_size * shape.element_bytes,
-         "temporary": step.scratch_bytes() + evict_bytes},
-    )  # fmt: skip
-    return Moments(moments, common, stored if on_host else 0)
+        {**held, "activations": activations, "temporary": scratch},
+        {**held, "activations": 2 * plan.hidden_bytes(chunk), "temporary": scratch + evict_bytes},
+    )
+    return Moments(moments, held, plan.caches(shape.num_layers, slots) if plan.apart(on_host) else 0)

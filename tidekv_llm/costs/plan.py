@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tidekv_llm.attention import prefers_tiles
 from tidekv_llm.cache.rows import GROUP
 from tidekv_llm.config import PrefillConfig
+from tidekv_llm.hardware import prefers_tiles
 from tidekv_llm.shapes import ModelShape
 
 FLOAT32 = 4
@@ -15,6 +15,7 @@ INT64 = 8
 INT32 = 4
 
 Components = dict[str, int]
+Positions = Callable[[int], int]  # of a layer
 COMPONENTS = ("weights", "compressed_cache", "active_kv", "bridge", "activations", "temporary", "bookkeeping")
 
 
@@ -69,7 +70,26 @@ class Plan:
         """Positions that layer keeps where nothing is evicted."""
         return self.prompt_length
 
-    def caches(self, layers: int, positions: Callable[[int], int]) -> int:
+    def hidden_bytes(self, tokens: int) -> int:
+        """Hidden states: B * tokens * d_model * b."""
+        return self.batch * tokens * self.shape.hidden_size * self.shape.element_bytes
+
+    def apart(self, on_host: bool) -> bool:
+        """Whether what is put on the host leaves the device; a CPU's host memory is its device memory."""
+        return on_host and self.device != "cpu"
+
+    def held(
+        self, layers: int, positions: Positions, *, on_host: bool = False, position_size: int = INT32
+    ) -> Components:
+        """What stays once so many layers are stored: weights, caches, kept positions and evidence."""
+        kept = self.batch * self.shape.num_kv_heads * position_size * sum(map(positions, range(layers)))
+        return {
+            "weights": self.shape.weight_bytes,
+            "compressed_cache": 0 if self.apart(on_host) else self.caches(layers, positions),
+            "bookkeeping": self.evidence_bytes + kept,
+        }
+
+    def caches(self, layers: int, positions: Positions) -> int:
         """Bytes of the first ``layers`` layers' storage."""
         return sum(self.stored_bytes(layer, positions(layer)) for layer in range(layers))
 
@@ -84,10 +104,6 @@ class Plan:
         full = min(self.config.kv_residual, positions)
         numbers = 2 * self.batch * self.shape.num_kv_heads * self.shape.head_dim * (positions - full)
         return numbers * bits // 8 + numbers * 2 * FLOAT32 // GROUP + self.kv_bytes(full + self.reserve)
-
-    def position_bytes(self, layers: int, positions: Callable[[int], int], size: int = INT32) -> int:
-        """Bytes of the kept positions, int32 per KV head and slot."""
-        return self.batch * self.shape.num_kv_heads * size * sum(positions(layer) for layer in range(layers))
 
     @property
     def evidence_bytes(self) -> int:

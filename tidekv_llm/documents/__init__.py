@@ -3,7 +3,7 @@
 Imports neither torch nor transformers.
 """
 
-from tidekv_llm.documents.citations import Citation, cite_pages
+from tidekv_llm.documents.citations import ORIGINS, Citation, cite_pages
 from tidekv_llm.documents.pages import Document, Page
 from tidekv_llm.documents.pdf import PdfLimits
 from tidekv_llm.documents.prompt import (
@@ -20,6 +20,7 @@ from tidekv_llm.documents.prompt import (
 
 __all__ = [
     "DEFAULT_INSTRUCTIONS",
+    "ORIGINS",
     "Citation",
     "Document",
     "DocumentLayout",

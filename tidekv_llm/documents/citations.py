@@ -17,17 +17,25 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 from typing import Any, Literal
 
+import regex
+
 from tidekv_llm.documents.pages import Document
-from tidekv_llm.documents.prompt import PageSpan, Prompt, marker_name
+from tidekv_llm.documents.prompt import PageSpan, Prompt, document_names
 from tidekv_llm.documents.words import is_number, letters, sentences, words
 
 Origin = Literal["model", "text", "attention"]
+ORIGINS: dict[Origin, str] = {
+    "model": "named by the model",
+    "text": "words and numbers found on the page",
+    "attention": "read most, by attention",
+}
+"""How a page was found, for readers."""
 
 TEXT_THRESHOLD = 0.5
 """Share of an answer sentence's word weight that must stand on a page."""
@@ -53,7 +61,7 @@ class Citation:
 
     Args:
         document: index into the documents of the prompt.
-        document_name: that document's name.
+        document_name: that document's name, as the prompt and its other citations have it: ``invoice.pdf (2)``.
         page: 1-based physical page.
         label: the page's printed label.
         origin: how the page was found.
@@ -189,9 +197,9 @@ class _PageIndex:
 
     def __init__(self, spans: Sequence[PageSpan], documents: Sequence[Document]) -> None:
         texts = {(at, page.number): page.text for at, document in enumerate(documents) for page in document.pages}
-        self.documents = documents
+        self.documents, names = documents, document_names(documents)
         self.pages = [
-            _PageText(span, documents[span.document].name, texts.get((span.document, span.page), ""))
+            _PageText(span, names[span.document], texts.get((span.document, span.page), ""))
             for span in spans
             if span.document < len(documents)
         ]
@@ -214,7 +222,7 @@ class _PageIndex:
         if name is None or len(self.documents) == 1:
             return matches
         wanted = name.casefold()
-        return [page for page in matches if wanted == marker_name(self.documents, page.span.document).casefold()]
+        return [page for page in matches if wanted == page.name.casefold()]
 
 
 def _coverage(weights: dict[str, float], terms: frozenset[str]) -> float:
@@ -238,18 +246,33 @@ def _best_position(weights: dict[str, float], page: _PageText) -> tuple[int | No
     return best, best_coverage
 
 
-def _numbers_hold(weights: dict[str, float], page: _PageText) -> bool:
-    """Whether every number of the claim stands in the best sentence of the page or next to it.
+def _numbers_hold(claim: dict[str, float], page: _PageText, asked: dict[str, float] | None = None) -> bool:
+    """Whether every number of the claim stands where the page says what the claim says, its numbers aside.
 
-    "The tank holds 2,000 litres" shares all its words with "The tank holds 7,400 litres": the page is right
-    and the answer is not, so the page is cited and not verified.
+    "The tank holds 36 litres" shares its words with "The tank holds 7,400 litres. The tower is 36 metres high.": the
+    page is right and the answer is not, so the page is cited and not verified. ``asked`` are the words of the question
+    when the claim is little more than a number.
     """
-    numbers = {term for term in weights if is_number(term)}
-    at, _ = _best_position(weights, page)
-    if at is None or not numbers:
-        return not numbers
-    near = page.sentences[max(0, at - 1) : at + 2]
-    return numbers <= frozenset().union(*(terms for _, terms in near))
+    numbers = {term for term in claim if is_number(term)}
+    said = {term: weight for term, weight in {**(asked or {}), **claim}.items() if term not in numbers}
+    if not numbers:
+        return True
+    coverages = [_coverage(said, terms) for _, terms in page.sentences]
+    best = max(coverages, default=0.0)
+    places = (at for at, coverage in enumerate(coverages) if coverage == best)
+    return any(numbers <= _said_at(at, said.keys(), numbers, page) for at in places)
+
+
+def _said_at(at: int, said: Set[str], numbers: Set[str], page: _PageText) -> frozenset[str]:
+    """The terms of a sentence, and of a neighbour that says more of the claim (``Renn leads. He came in 2016``).
+
+    A sentence with another number of its own has said enough.
+    """
+    here = page.sentences[at][1]
+    if any(is_number(term) for term in here - numbers):
+        return here
+    near = [page.sentences[by][1] for by in (at - 1, at + 1) if 0 <= by < len(page.sentences)]
+    return here.union(*(terms for terms in near if said & terms - here))
 
 
 def _snippet(sentence: str | None, weights: dict[str, float]) -> str | None:
@@ -269,7 +292,7 @@ _MARKER = re.compile(
     r"[\[(](?P<name>[^\[\]\n]{0,100}?)\s?\b(?:pages?|pp?\.)\s?(?P<labels>[^\[\]()\n]{1,60})[\])]",
     re.IGNORECASE,
 )
-_QUOTED = re.compile(r"[\"“„«]([^\"”“»\n]{8,400})[\"”“»]")
+_QUOTED = regex.compile(r"(?|[\"“„«]([^\"”“»\n]{8,400})[\"”“»]|[「『《]([^「」『』《》\n]{4,400})[」』》])")
 _MAX_RANGE = 20
 
 
@@ -303,12 +326,16 @@ def _labels(written: str, index: _PageIndex) -> Iterator[str]:
             yield part
 
 
+def _quotes(text: str) -> list[str]:
+    return [match[1] for match in _QUOTED.finditer(text)]
+
+
 def _quotes_hold(claim: str, page: _PageText) -> bool:
-    return all(letters(quote)[0] in page.folded for quote in _QUOTED.findall(claim))
+    return all(letters(quote)[0] in page.folded for quote in _quotes(claim))
 
 
 def _model_citation(claim: str, page: _PageText, index: _PageIndex) -> Citation:
-    quotes = _QUOTED.findall(claim)
+    quotes = _quotes(claim)
     weights = index.weights(claim)
     sentence, coverage = _best_sentence(weights, page)
     if quotes:
@@ -370,7 +397,11 @@ def _top_pages(
     both = {**{term: _QUESTION_WEIGHT * weight for term, weight in asked.items()}, **weights}
     for support, rank, page in supported[:MAX_PAGES_PER_SENTENCE]:
         if rank >= _NEARLY * supported[0][1]:
-            verified = support >= VERIFIED_THRESHOLD and _numbers_hold(weights, page) and _quotes_hold(sentence, page)
+            verified = (
+                support >= VERIFIED_THRESHOLD
+                and _numbers_hold(weights, page, asked if len(weights) <= _SHORT_ANSWER else None)
+                and _quotes_hold(sentence, page)
+            )
             yield page.cite("text", verified, _best_sentence(both, page)[0], support)
 
 

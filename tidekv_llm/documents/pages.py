@@ -1,4 +1,4 @@
-"""A document as the rest of the package sees it: numbered pages of clean text, and what is missing."""
+"""A document as the rest of the package sees it: numbered pages of text, and what is missing."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tidekv_llm.documents.cleanup import clean_text, find_problem
+from tidekv_llm.documents.cleanup import strip_hidden
+from tidekv_llm.documents.kinds import MAGIC_WINDOW, PDF_MAGIC, kind_of, passes_for_pdf
 from tidekv_llm.documents.pdf import PageRange, PdfLimits, Progress, extract_pdf, format_numbers
+from tidekv_llm.documents.readable import find_problem
+from tidekv_llm.documents.words import normal
 from tidekv_llm.errors import ConfigError, DocumentError, DocumentNotFoundError, NoTextError
 
 PageSelection = str | Iterable[int]
 """Physical page numbers: ``"1-3,7"`` or any iterable of ints."""
 
-_PDF_MAGIC = b"%PDF-"
-_MAGIC_WINDOW = 1024  # viewers accept leading junk before the header, up to this many bytes
 _MAX_TEXT_BYTES = 128 << 20
 _RANGE = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?")
 
@@ -31,7 +32,7 @@ class Page:
     Args:
         number: 1-based physical page number.
         label: what is printed on the page (``iv``, ``A-3``), or the number; unique within the document.
-        text: cleaned text; kept even when it is unreadable, so that a viewer can show it.
+        text: cleaned where it came out of a PDF; kept even when it is unreadable, so that a viewer can show it.
         problem: why the text is not given to the model, or None.
     """
 
@@ -96,8 +97,8 @@ class Document:
         """
         file = _regular_file(path)
         ranges = None if pages is None else parse_pages(pages)
-        if _PDF_MAGIC not in _head(file):
-            raise DocumentError(f"{file.name} is not a PDF (no %PDF- header); check the file")
+        if PDF_MAGIC not in (head := _head(file)):
+            raise DocumentError(f"{file.name} is not a PDF; it holds {kind_of(head)}: download or save it again")
         found = extract_pdf(file, name=file.name, password=password, ranges=ranges, progress=progress, limits=limits)
         made = tuple(Page(page.number, page.label, page.text, page.problem) for page in found.pages)
         if not any(page.text.strip() for page in made):
@@ -106,7 +107,7 @@ class Document:
 
     @classmethod
     def from_text(cls, text: str, name: str = "text", label: str | None = None) -> Document:
-        """Make a document of plain text; form feeds separate pages.
+        """Make a document of plain text, taken verbatim (NFC); form feeds separate pages.
 
         ``label`` names the page when there is one; several pages become ``label-1``, ``label-2``, ...
 
@@ -126,7 +127,9 @@ class Document:
 
     @classmethod
     def from_pages(cls, texts: Iterable[str], name: str, labels: Sequence[str] | None = None) -> Document:
-        """Make a document of one string per page; ``labels`` must be as many, distinct and not empty.
+        """Make a document of one string per page, taken verbatim (NFC).
+
+        ``labels`` must be as many as the pages, distinct and not empty.
 
         Raises:
             NoTextError: nothing but white space.
@@ -141,7 +144,7 @@ class Document:
         made = tuple(_text_page(number, *pair) for number, pair in enumerate(zip(shown, pages, strict=True), 1))
         if not any(page.text.strip() for page in made):
             raise NoTextError(f"{name} holds no text; give a document that has some")
-        return cls(name, made, _problem_warnings(made))
+        return cls(name, made, (*_problem_warnings(made), *_hidden_warnings(pages)))
 
     @classmethod
     def from_file(
@@ -151,13 +154,13 @@ class Document:
         pages: PageSelection | None = None,
         progress: Progress | None = None,
     ) -> Document:
-        """Read a PDF or a UTF-8 text or Markdown file; the content decides, not the name.
+        """Read a PDF, or a UTF-8 text or Markdown file verbatim; what is called ``.pdf`` must be one.
 
         Raises:
             DocumentError: as ``from_pdf``; also for anything that is neither PDF nor UTF-8 text.
         """
         file = _regular_file(path)
-        if _PDF_MAGIC in _head(file) and _looks_like_pdf(_head(file)):
+        if passes_for_pdf(_head(file), file.name):
             return cls.from_pdf(file, password=password, pages=pages, progress=progress)
         document = cls.from_text(_read_text(file), file.name)
         return document if pages is None else document.select(pages)
@@ -228,11 +231,16 @@ def _check_labels(labels: Sequence[str], count: int) -> None:
 
 
 def _text_page(number: int, label: str, text: str) -> Page:
-    cleaned = clean_text(text)
-    problem = find_problem(text) or find_problem(cleaned)
-    if problem is None and not cleaned.strip():
-        problem = "no text"
-    return Page(number, label, cleaned, problem)
+    """A page of text as it is, indentation and tabs included; only letters and their marks are composed (NFC)."""
+    verbatim = normal(strip_hidden(text))
+    return Page(number, label, verbatim, find_problem(verbatim) or (None if verbatim.strip() else "no text"))
+
+
+def _hidden_warnings(texts: Sequence[str]) -> tuple[str, ...]:
+    """What the pages had that no reader sees: it is left out, and said."""
+    numbers = [number for number, text in enumerate(texts, 1) if len(strip_hidden(text)) < len(text)]
+    pages = f"page{'s' * (len(numbers) > 1)} {format_numbers(numbers)}"
+    return (f"{pages}: letters that no reader sees (Unicode tags); left out",) if numbers else ()
 
 
 def _problem_warnings(pages: Sequence[Page]) -> tuple[str, ...]:
@@ -255,7 +263,8 @@ def _problem_warning(problem: str, numbers: Sequence[int]) -> str:
 
 def _no_text_message(name: str, pages: Sequence[Page]) -> str:
     reasons = "; ".join(warning.removesuffix("; left out") for warning in _problem_warnings(pages)[:3])
-    return f"{name}: {reasons}; make it searchable first, e.g. with `ocrmypdf in.pdf out.pdf`"
+    scan = any("no text layer" in (page.problem or "") for page in pages)
+    return f"{name}: {reasons}" + "; make it searchable first, e.g. with `ocrmypdf in.pdf out.pdf`" * scan
 
 
 def _regular_file(path: str | os.PathLike[str]) -> Path:
@@ -280,15 +289,9 @@ def _regular_file(path: str | os.PathLike[str]) -> Path:
 def _head(file: Path) -> bytes:
     try:
         with file.open("rb") as stream:
-            return stream.read(_MAGIC_WINDOW)
+            return stream.read(MAGIC_WINDOW)
     except OSError as error:
         raise DocumentError(f"{file.name} cannot be opened: {(error.strerror or 'error').lower()}") from None
-
-
-def _looks_like_pdf(head: bytes) -> bool:
-    """A text that merely mentions %PDF- is text: the header must open a line."""
-    before = head[: head.index(_PDF_MAGIC)]
-    return before.strip(b"\xef\xbb\xbf \t\r\n\0") == b"" or b"\0" in before
 
 
 def _read_text(file: Path) -> str:

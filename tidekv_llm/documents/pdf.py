@@ -6,29 +6,30 @@ JSON from a pipe, and turns whatever happens to the child into one typed, one-li
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import queue
 import signal
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from tidekv_llm import sandbox
+from tidekv_llm.documents.cleanup import join_hyphens
 from tidekv_llm.errors import (
     ConfigError,
     DocumentError,
+    DocumentTimeoutError,
     EncryptedDocumentError,
 )
 
 Progress = Callable[[int, int], None]
-"""Called with (pages done, pages selected); its exceptions stop the worker and go to the caller."""
+"""Called with (pages done, pages selected), also while one page takes long; what it raises stops the worker."""
+
+_HEARTBEAT_SECONDS = 0.5
 
 PageRange = tuple[int, int]
 """First and last physical page, both 1-based and inclusive."""
@@ -42,7 +43,8 @@ class PdfLimits:
         memory_bytes: address space of the worker (where the system can limit it).
         cpu_seconds: CPU time of the worker.
         wall_seconds: deadline for the whole document.
-        page_seconds: CPU time for one page; a page that takes longer is reported and the next one is read.
+        page_seconds: CPU time for one page; one that takes longer is read when the others are, with another reader
+            (the extra ``preview``) or in what is left of ``cpu_seconds``.
         max_pages: pages read at most; a longer document needs a selection.
         max_characters: characters of text in all.
         max_page_characters: characters of text on one page.
@@ -114,29 +116,35 @@ def extract_pdf(
 
 def _request(path: Path, password: str | None, ranges: Sequence[PageRange] | None, limits: PdfLimits) -> dict[str, Any]:
     return {
+        **vars(limits),
         "path": str(path),
         "password": password,
         "ranges": None if ranges is None else [list(pair) for pair in ranges],
         "max_tree_entries": max(100_000, 2 * limits.max_pages),
-        **vars(limits),
     }
 
 
 def _collect(worker: _Worker, name: str, limits: PdfLimits, progress: Progress | None) -> Extraction:
     pages: dict[int, PageRecord] = {}
+    done: set[int] = set()  # pages that are not tried again
     warnings: dict[str, list[int]] = {}
     total = selected = 0
     complete = False
-    while (message := worker.next_message(name)) is not None:
+
+    def report() -> None:
+        if progress is not None and selected:
+            progress(len(done), selected)
+
+    while (message := worker.next_message(name, report)) is not None:
         kind = message["kind"]
         if kind == "start":
             total, selected = message["pages"], message["selected"]
         elif kind == "page":
-            pages[message["number"]] = PageRecord(
-                message["number"], message["label"], message["text"], message["problem"]
-            )
-            if progress is not None and not complete:
-                progress(len(pages), selected)
+            number = message["number"]
+            pages[number] = PageRecord(number, message["label"], message["text"], message["problem"])
+            if number not in done and not message["later"]:
+                done.add(number)
+                report()
         elif kind == "warning":
             numbers = warnings.setdefault(message["text"], [])
             numbers += [] if message["page"] is None else [message["page"]]
@@ -148,8 +156,13 @@ def _collect(worker: _Worker, name: str, limits: PdfLimits, progress: Progress |
             break
     if not complete:
         raise DocumentError(worker.why_it_died(name, len(pages), selected))
-    ordered = tuple(pages[number] for number in sorted(pages))
-    return Extraction(ordered, total, tuple(_with_pages(text, numbers) for text, numbers in warnings.items()))
+    ordered = [pages[number] for number in sorted(pages)]
+    mended = join_hyphens([page.text for page in ordered])
+    return Extraction(
+        tuple(replace(page, text=text) for page, text in zip(ordered, mended, strict=True)),
+        total,
+        tuple(_with_pages(text, numbers) for text, numbers in warnings.items()),
+    )
 
 
 def _with_pages(warning: str, numbers: Sequence[int]) -> str:
@@ -185,7 +198,8 @@ def _failure(name: str, reason: str, text: str, limits: PdfLimits) -> Exception:
         "too-much-text": f"{name} has more than {limits.max_characters:,} characters by page {text}; "
         "choose fewer pages with pages='1-...'",
         "memory": f"{name} needs more than {limits.memory_bytes >> 20} MiB to read; choose fewer pages",
-        "time": f"{name} took over {limits.page_seconds:g} CPU seconds to open; repair it, e.g. with qpdf",
+        "time": f"{name} was not open after {text} s of CPU time; a quicker reader comes with "
+        "pip install 'tidekv-llm[preview]'; or print it to a new PDF",
     }
     fallback = f"{name} is damaged ({text.rstrip('.')}); repair the file, e.g. with qpdf"
     return DocumentError(messages.get(reason, fallback))
@@ -202,26 +216,27 @@ class _Worker:
         # A slow caller makes the worker wait in its pipe instead of filling the parent's memory.
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=64)
         self._closing = threading.Event()
-        self._process = _start_process()
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None:
-            raise DocumentError("the PDF worker has no pipes; try again")
-        self._reader = threading.Thread(target=self._read, args=(stdout,), daemon=True)
+        self._process = sandbox.start(
+            "tidekv_llm.documents.pdf_worker",
+            request,
+            memory_bytes=limits.memory_bytes,
+            cpu_seconds=limits.cpu_seconds,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
         self._reader.start()
-        # The password goes through the pipe: command lines are readable by other users. A worker that died at
-        # once makes this fail; next_message() will say so.
-        with contextlib.suppress(OSError), stdin:
-            stdin.write(json.dumps(request).encode("utf-8"))
 
-    def next_message(self, name: str) -> dict[str, Any] | None:
-        """The next message, or None when the worker is gone; DocumentError past the deadline."""
-        remaining = self._deadline - time.monotonic()
-        try:
-            return self._messages.get(timeout=max(0.0, remaining))
-        except queue.Empty:
-            raise DocumentError(
-                f"{name} was not read within {self._limits.wall_seconds:g} s; choose fewer pages"
-            ) from None
+    def next_message(self, name: str, waiting: Callable[[], None]) -> dict[str, Any] | None:
+        """The next message, or None when the worker is gone; ``waiting`` is called now and then until it comes.
+
+        Raises:
+            DocumentTimeoutError: past the deadline.
+        """
+        while (remaining := self._deadline - time.monotonic()) > 0:
+            try:
+                return self._messages.get(timeout=min(_HEARTBEAT_SECONDS, remaining))
+            except queue.Empty:
+                waiting()
+        raise DocumentTimeoutError(f"{name} was not read within {self._limits.wall_seconds:g} s; choose fewer pages")
 
     def why_it_died(self, name: str, done: int, selected: int) -> str:
         """One line on a worker that ended without saying so."""
@@ -238,10 +253,8 @@ class _Worker:
         self._closing.set()
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait()
         self._reader.join(timeout=5)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        sandbox.stop(self._process)
 
     def _read(self, stream: IO[bytes]) -> None:
         message: dict[str, Any] | None = {}
@@ -270,41 +283,3 @@ class _Worker:
         except (OSError, ValueError):
             return None
         return message if isinstance(message, dict) and "kind" in message else None
-
-
-def _start_process() -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tidekv_llm.documents.pdf_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_environment(),
-            close_fds=True,
-        )
-    except OSError as error:
-        raise DocumentError(f"the PDF worker cannot be started ({error.strerror}); free some memory") from None
-
-
-def _environment() -> dict[str, str]:
-    """What the worker needs to find the same packages, and none of the caller's secrets (tokens, keys)."""
-    kept = (
-        "PATH",
-        "SYSTEMROOT",
-        "SystemRoot",
-        "LANG",
-        "LC_ALL",
-        "LD_LIBRARY_PATH",
-        "DYLD_LIBRARY_PATH",
-        "TMPDIR",
-        "TEMP",
-    )
-    package_root = str(Path(__file__).resolve().parents[2])
-    search_path = [package_root, *(entry for entry in sys.path if entry and entry != package_root)]
-    return {
-        **{name: os.environ[name] for name in kept if name in os.environ},
-        "PYTHONPATH": os.pathsep.join(search_path),
-        "PYTHONSAFEPATH": "1",  # `-m` would put the current folder first: a stray pypdf.py there must not run
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONIOENCODING": "utf-8",
-    }

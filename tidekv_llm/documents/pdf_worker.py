@@ -4,43 +4,41 @@ Run as ``python -m tidekv_llm.documents.pdf_worker``; ``pdf.py`` is its only cal
 standard input, framed JSON messages leave on standard output (four bytes big-endian length, then UTF-8):
 
     {"kind": "start", "pages": 12, "selected": 3}        the document is open
-    {"kind": "page", "number": 7, "label": "vii", "text": "...", "problem": null}
+    {"kind": "page", "number": 7, "label": "vii", "text": "...", "problem": null, "later": false}
     {"kind": "warning", "text": "...", "page": 7 or null}
     {"kind": "failed", "reason": "password" | "limit" | ..., "text": "..."}   nothing follows
     {"kind": "end"}                                      all pages were sent; a second try may follow
     {"kind": "closed"}
 
-The worker imports pypdf and the standard library only. It writes no file: the process limits forbid it.
+The worker imports pypdf, regex and the standard library only. It writes no file: the process limits forbid it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import re
 import signal
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, BinaryIO
 
-from tidekv_llm.documents.cleanup import (
-    PARTLY_UNREADABLE_SHARE,
-    clean_text,
-    find_problem,
-    strip_controls,
-    unreadable_share,
-)
+from tidekv_llm import sandbox
+from tidekv_llm.documents.cleanup import clean_text, strip_controls
+from tidekv_llm.documents.pdf_forms import annotations, fields_without_page, page_fields, typed_notes
+from tidekv_llm.documents.pdf_ink import Ink
+from tidekv_llm.documents.readable import PARTLY_UNREADABLE_SHARE, find_problem, unreadable_share
 
 _HEADER = struct.Struct(">I")
 _MAX_LABEL = 16
-_MAX_FIELD_NAME = 200
-_MAX_FIELDS_PER_PAGE = 2000
-_MAX_PARENTS = 32
-_PASSWORD_FIELD = 1 << 13
 _WORD_BOUNDARY = re.compile(r"\s+")
+_TEXT_OPERATOR = re.compile(rb"T[jJ]|['\"]|Do\b")
+_QUICKER = "a quicker reader comes with pip install 'tidekv-llm[preview]'; or print the page to a new PDF"
 
 
 class _PageTimeout(BaseException):
@@ -57,15 +55,14 @@ class _Failure(Exception):
 
 def main() -> int:
     """Read the request, limit the process, stream the pages."""
-    request: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    request = sandbox.enter()
     output = sys.stdout.buffer
-    _limit_process(int(request["memory_bytes"]), int(request["cpu_seconds"]))
     logging.disable(logging.CRITICAL)  # pypdf logs every oddity it mends; the pages are what counts
     try:
         _read_document(request, output)
     except _Failure as failure:
         _send(output, kind="failed", reason=failure.reason, text=str(failure))
-    except MemoryError:
+    except (MemoryError, ImportError):  # a library that cannot be mapped
         _send(output, kind="failed", reason="memory", text="")
     except _PageTimeout:
         _send(output, kind="failed", reason="time", text="")
@@ -76,58 +73,56 @@ def main() -> int:
     return 0
 
 
-def _limit_process(memory_bytes: int, cpu_seconds: int) -> None:
-    """Address space, CPU time, no files, no core dump; where the platform has such limits."""
-    try:
-        import resource
-    except ImportError:  # Windows: the wall deadline of the parent still holds
-        return
-    for name, value in (
-        ("RLIMIT_AS", memory_bytes),
-        ("RLIMIT_CPU", cpu_seconds),
-        ("RLIMIT_FSIZE", 0),
-        ("RLIMIT_CORE", 0),
-    ):
-        kind = getattr(resource, name, None)
-        if kind is not None:
-            with contextlib.suppress(ValueError, OSError):  # macOS refuses RLIMIT_AS; a lower hard limit stays
-                resource.setrlimit(kind, (value, value))
-
-
 def _read_document(request: dict[str, Any], output: BinaryIO) -> None:
     import pypdf
 
-    limits: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "page_tree_maximum_entries": int(request["max_tree_entries"]),
+        # A drawing may have tens of millions of strokes: time and memory are bounded, so this need not be.
+        "stream_parsing_work_maximum_count": 1 << 40,
         "jbig2dec_binary": None,  # images are not read, and no other program is started
     }
-    with open(request["path"], "rb") as file, pypdf.apply_configuration(**limits):
-        reader = _open(pypdf, file, request["password"], float(request["page_seconds"]))
-        with _alarm(float(request["page_seconds"])):
-            total = len(reader.pages)
+    with open(request["path"], "rb") as file, pypdf.apply_configuration(**settings):
+        try:
+            with _alarm(_patience(request)):
+                reader = _open(pypdf, file, request["password"])
+                total = len(reader.pages)
+        except _PageTimeout:
+            _read_with_pdfium(request, output)
+            return
         selected = _selected(request, total)
         _send(output, kind="start", pages=total, selected=len(selected))
         labels = _labels(reader, total, float(request["page_seconds"]), output)
-        retry = _send_pages(reader, selected, labels, request, output)
+        pages = _Pages(reader, labels, request, output)
+        pages.read(selected)
         _send_notes(reader, output, float(request["page_seconds"]))
         _send(output, kind="end")
-    _second_try(request, retry, labels, output)
-    _send(output, kind="closed")
+        pages.read_again()
+        _send(output, kind="closed")
 
 
-def _open(pypdf: Any, file: BinaryIO, password: str | None, seconds: float) -> Any:
+def _patience(request: dict[str, Any]) -> float:
+    """CPU seconds for opening: few where another reader stands by, else all but a few."""
+    return float(request["page_seconds"]) if _has_pdfium() else _time_left(request)
+
+
+def _time_left(request: dict[str, Any]) -> float:
+    """CPU seconds before the system ends the process, less what it takes to say so."""
+    return max(0.1, 0.9 * float(request["cpu_seconds"]) - time.process_time())
+
+
+def _open(pypdf: Any, file: BinaryIO, password: str | None) -> Any:
     """The reader, decrypted; the empty user password is tried before anyone is asked."""
-    with _alarm(seconds):
-        reader = pypdf.PdfReader(file)
-        if not reader.is_encrypted:
-            return reader
-        try:
-            opened = any(reader.decrypt(word) for word in ("", password) if word is not None)
-        except pypdf.errors.DependencyError:
-            raise _Failure("dependency", "") from None
-        if not opened:
-            raise _Failure("password" if password is None else "wrong-password", "")
+    reader = pypdf.PdfReader(file)
+    if not reader.is_encrypted:
         return reader
+    try:
+        opened = any(reader.decrypt(word) for word in ("", password) if word is not None)
+    except pypdf.errors.DependencyError:
+        raise _Failure("dependency", "") from None
+    if not opened:
+        raise _Failure("password" if password is None else "wrong-password", "")
+    return reader
 
 
 def _selected(request: dict[str, Any], total: int) -> list[int]:
@@ -175,52 +170,119 @@ def _tidy_label(label: str) -> str:
     return _WORD_BOUNDARY.sub(" ", plain).strip()[:_MAX_LABEL].strip()
 
 
-def _send_pages(
-    reader: Any, selected: list[int], labels: list[str], request: dict[str, Any], output: BinaryIO
-) -> list[int]:
-    """Send every selected page; returns the numbers of those that a second engine should look at."""
-    retry: list[int] = []
-    characters = 0
-    seen_fields: set[str] = set()
-    for number in selected:
-        last = number == selected[-1] and request["ranges"] is None
+class _Pages:
+    """Reads pages one after another, and afterwards those again that could not be read at the first try.
+
+    Args:
+        reader: pypdf's.
+        labels: one per page of the document.
+        request: what the parent asked for.
+        output: where messages go.
+    """
+
+    def __init__(self, reader: Any, labels: list[str], request: dict[str, Any], output: BinaryIO) -> None:
+        self._reader, self._labels, self._request, self._output = reader, labels, request, output
+        self._characters = 0
+        self._fields_seen: set[str] = set()
+        self._last: int | None = None
+        self._beside: dict[int, tuple[list[str], list[str]]] = {}  # notes and fields of a page
+        self._slow: list[int] = []
+        self._unread: list[int] = []
+
+    def read(self, numbers: list[int]) -> None:
+        """Send these pages; none may take longer than ``page_seconds``, so that each gets its turn."""
+        self._last = numbers[-1] if self._request["ranges"] is None else None
+        for number in numbers:
+            self._send(number, *self._read_one(number, float(self._request["page_seconds"])))
+
+    def read_again(self) -> None:
+        """Read what is left with pypdfium2 where it is installed, then slow pages with all the time there is.
+
+        pypdfium2 is C++ code: it runs after every page has left the process once, so that a crash costs nothing.
+        """
+        left = self._read_with_pdfium(sorted({*self._slow, *self._unread}))
+        waiting = [number for number in self._slow if number in left]
+        for at, number in enumerate(waiting):
+            seconds = _time_left(self._request) / (len(waiting) - at)
+            self._send(number, *self._read_one(number, seconds), last=True)
+
+    def _read_with_pdfium(self, numbers: list[int]) -> list[int]:
+        """The pages that stay unread."""
+        left = list(numbers)
+        with _pdfium(self._request) as document:
+            for number in numbers if document else []:
+                with contextlib.suppress(Exception):
+                    text, problem = _judged(_pdfium_text(document, number), self._output, number)
+                    if problem is None:
+                        text = _together(text, *self._beside.get(number, ([], [])))
+                        self._send(number, text, None, last=True)
+                        _warn(self._output, "read with pypdfium2, pypdf could not", number)
+                    if problem is None or "no text layer" in problem:
+                        left.remove(number)
+        return left
+
+    def _read_one(self, number: int, seconds: float) -> tuple[str, str | None]:
         try:
-            with _alarm(float(request["page_seconds"])):
-                page = reader.pages[number - 1]
-                text, problem = _page_text(page, output, number)
-                fields = _page_fields(page, seen_fields)
-                if last:
-                    fields += _fields_without_page(reader, seen_fields)
-            if fields:
-                text = f"{text}\n\nForm fields:\n" + "\n".join(fields) if text else "Form fields:\n" + "\n".join(fields)
-                problem = None if problem and "no text layer" in problem else problem
+            with _alarm(seconds):
+                return self._text_and_problem(number)
         except _PageTimeout:
-            text, problem = "", f"not read within {request['page_seconds']:g} s"
+            return "", f"not read within {seconds:.3g} s of CPU time; {_QUICKER}"
         except MemoryError:
-            text, problem = "", "needs too much memory"
+            return "", "needs too much memory"
         except Exception as error:  # pypdf raises far more than PyPdfError on damaged pages
-            text, problem = "", f"cannot be read ({_one_line(error)})"
-        if len(text) > request["max_page_characters"]:
-            text, problem = (
-                "",
-                f"has {len(text):,} characters, more than the {request['max_page_characters']:,} allowed",
-            )
-        characters += len(text)
-        if characters > request["max_characters"]:
+            return "", f"cannot be read ({_one_line(error)})"
+
+    def _text_and_problem(self, number: int) -> tuple[str, str | None]:
+        page, ink = self._reader.pages[number - 1], Ink()
+        notes, fields = self._beside[number] = self._notes_and_fields(page, number)
+        visitors = {"visitor_operand_before": ink.before, "visitor_text": ink.text} if _draws_text(page) else {}
+        text, problem = _judged(page.extract_text(**visitors), self._output, number)
+        if any(annotations(page, "/Text")):
+            _warn(self._output, "comments ignored", number)
+        if ink.doubled:
+            _warn(self._output, "text drawn twice in one place is counted once", number)
+        if fields:  # now that the captions of buttons are known
+            notes, fields = self._notes_and_fields(page, number, ink)
+        whole = _together(text, notes, fields)
+        return whole, None if whole and problem and "no text layer" in problem else problem
+
+    def _notes_and_fields(self, page: Any, number: int, ink: Ink | None = None) -> tuple[list[str], list[str]]:
+        fields = page_fields(page, self._fields_seen, ink.placed if ink else [])
+        if number == self._last:
+            with contextlib.suppress(Exception):
+                fields += fields_without_page(self._reader.trailer["/Root"]["/AcroForm"], self._fields_seen)
+        return typed_notes(page), fields
+
+    def _send(self, number: int, text: str, problem: str | None, *, last: bool = False) -> None:
+        """One page; ``later`` tells the parent that it is tried again."""
+        text, problem = _within_page_limit(text, problem, int(self._request["max_page_characters"]))
+        self._characters += len(text)
+        if self._characters > self._request["max_characters"]:
             raise _Failure("too-much-text", str(number))
-        if problem is not None:
-            retry.append(number)
-        _send(output, kind="page", number=number, label=labels[number - 1], text=text, problem=problem)
-    return retry
+        slow = not last and problem is not None and problem.startswith("not read within")
+        if slow:
+            self._slow.append(number)
+        elif problem is not None:
+            self._unread.append(number)
+        label = self._labels[number - 1]
+        _send(self._output, kind="page", number=number, label=label, text=text, problem=problem, later=slow)
 
 
-def _page_text(page: Any, output: BinaryIO, number: int) -> tuple[str, str | None]:
-    """Cleaned text and what is wrong with it."""
-    raw = page.extract_text()
-    notes = sum(1 for annotation in _annotations(page) if annotation.get("/Subtype") in ("/FreeText", "/Text"))
-    if notes:
-        _warn(output, "comments ignored", number)
-    return _judged(raw, output, number)
+def _draws_text(page: Any) -> bool:
+    """Whether a page may have text; a drawing without any need not be taken apart."""
+    contents = page.get_contents()
+    return contents is not None and _TEXT_OPERATOR.search(contents.get_data()) is not None
+
+
+def _together(text: str, notes: list[str], fields: list[str]) -> str:
+    form = ["\n".join(["Form fields:", *fields])] if fields else []
+    return "\n\n".join(filter(None, ["\n".join(filter(None, [text, *notes])), *form]))
+
+
+def _within_page_limit(text: str, problem: str | None, limit: int) -> tuple[str, str | None]:
+    if len(text) <= limit:
+        return text, problem
+    return "", f"has {len(text):,} characters, more than the {limit:,} allowed"
 
 
 def _judged(raw: str, output: BinaryIO, number: int) -> tuple[str, str | None]:
@@ -232,75 +294,6 @@ def _judged(raw: str, output: BinaryIO, number: int) -> tuple[str, str | None]:
     if problem is None and unreadable_share(raw) >= PARTLY_UNREADABLE_SHARE:
         _warn(output, "some characters may be unreadable; kept", number)
     return text, problem
-
-
-def _annotations(page: Any) -> Iterator[Any]:
-    for index, reference in enumerate(page.get("/Annots") or ()):
-        if index >= _MAX_FIELDS_PER_PAGE:
-            return
-        with contextlib.suppress(Exception):  # a broken annotation must not cost the page its text
-            annotation = reference.get_object()
-            if hasattr(annotation, "get"):
-                yield annotation
-
-
-def _page_fields(page: Any, seen: set[str]) -> list[str]:
-    """``name: value`` for each filled form field with a widget on this page; ``extract_text`` omits them."""
-    lines = []
-    for widget in _annotations(page):
-        if widget.get("/Subtype") != "/Widget":
-            continue
-        with contextlib.suppress(Exception):
-            name, value = _field(widget)
-            if name in seen:  # radio buttons: one widget per choice, one value
-                continue
-            seen.add(name)
-            if value:
-                lines.append(f"{name}: {value}")
-    return lines
-
-
-def _field(widget: Any) -> tuple[str, str]:
-    """Full name and printable value of a field; type, flags and value may sit on a parent."""
-    names: list[str] = []
-    found: dict[str, Any] = {}
-    node = widget
-    for _ in range(_MAX_PARENTS):
-        if "/T" in node:
-            names.insert(0, str(node["/T"]))
-        for key in ("/V", "/Ff", "/FT"):
-            if key in node:
-                found.setdefault(key, node[key])
-        if "/Parent" not in node:
-            break
-        node = node["/Parent"].get_object()
-    name = _WORD_BOUNDARY.sub(" ", clean_text(".".join(names)))[:_MAX_FIELD_NAME] or "field"
-    if int(found.get("/Ff", 0)) & _PASSWORD_FIELD and found.get("/FT") == "/Tx":
-        return name, "(hidden)"
-    return name, _field_value(found.get("/V"))
-
-
-def _field_value(value: Any) -> str:
-    if value is None or value == "/Off":
-        return ""
-    if hasattr(value, "get_data"):
-        return clean_text(value.get_data().decode("utf-8", "replace"))
-    if isinstance(value, list):
-        return ", ".join(filter(None, map(_field_value, value)))
-    text = str(value)
-    return clean_text(text.removeprefix("/") if type(value).__name__ == "NameObject" else text)
-
-
-def _fields_without_page(reader: Any, seen: set[str]) -> list[str]:
-    """Filled fields that no page shows: they come with the last page rather than not at all."""
-    lines = []
-    with contextlib.suppress(Exception):
-        for key, field in (reader.get_fields() or {}).items():
-            name, value = clean_text(str(key))[:_MAX_FIELD_NAME], _field_value(field.get("/V"))
-            # get_fields() renames doubles ("Name", "Name_2"); those were seen on their page.
-            if value and "/Kids" not in field and re.sub(r"_\d+$", "", name) not in seen and name not in seen:
-                lines.append(f"{name}: {value}")
-    return lines
 
 
 def _send_notes(reader: Any, output: BinaryIO, seconds: float) -> None:
@@ -330,24 +323,48 @@ def safe_name(name: str) -> str:
     return re.sub(r"[<>|`\"']", "", last).strip()[:60] or "unnamed"
 
 
-def _second_try(request: dict[str, Any], numbers: list[int], labels: list[str], output: BinaryIO) -> None:
-    """Pages that pypdf could not read, with pypdfium2 where it is installed.
+# --- the other reader --------------------------------------------------------------------------------------------
 
-    It is C++ code, so it runs after every pypdf page has left the process: a crash costs nothing.
-    """
-    if not numbers:
-        return
-    try:
-        import pypdfium2
-    except Exception:
-        return
+
+def _has_pdfium() -> bool:
+    return importlib.util.find_spec("pypdfium2") is not None
+
+
+@contextlib.contextmanager
+def _pdfium(request: dict[str, Any]) -> Iterator[Any]:
+    """The document in pypdfium2, or None where that is not installed or cannot open it."""
+    document = None
     with contextlib.suppress(Exception):
+        import pypdfium2
+
         document = pypdfium2.PdfDocument(request["path"], password=request["password"] or "")
-        for number in numbers:
-            text, problem = _judged(document[number - 1].get_textpage().get_text_bounded(), output, number)
-            if problem is None and len(text) <= request["max_page_characters"]:
-                _send(output, kind="page", number=number, label=labels[number - 1], text=text, problem=None)
-                _warn(output, "read with pypdfium2, pypdf could not", number)
+    yield document
+
+
+def _pdfium_text(document: Any, number: int) -> str:
+    return str(document[number - 1].get_textpage().get_text_bounded())
+
+
+def _read_with_pdfium(request: dict[str, Any], output: BinaryIO) -> None:
+    """The whole document, where pypdf takes too long to open it."""
+    with _pdfium(request) as document:
+        if document is None:
+            raise _Failure("time", f"{time.process_time():.0f}")
+        total = len(document)
+        selected = _selected(request, total)
+        _send(output, kind="start", pages=total, selected=len(selected))
+        _warn(
+            output, "read with pypdfium2, since pypdf is slow with it; form fields and attachments were not looked for"
+        )
+        for number in selected:
+            try:
+                text, problem = _judged(_pdfium_text(document, number), output, number)
+            except Exception as error:
+                text, problem = "", f"cannot be read ({_one_line(error)})"
+            text, problem = _within_page_limit(text, problem, int(request["max_page_characters"]))
+            _send(output, kind="page", number=number, label=str(number), text=text, problem=problem, later=False)
+    _send(output, kind="end")
+    _send(output, kind="closed")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from tidekv_llm.cache.cache_file import CacheOwner
+from tidekv_llm.decode.reasoning import ReasoningFormat
+from tidekv_llm.documents.template import TurnEnd, turn_end
 from tidekv_llm.errors import ClosedError, ConfigError
 from tidekv_llm.hf import Decoder
 from tidekv_llm.lock import FairLock
@@ -63,11 +65,23 @@ class Weights:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Every end-of-sequence id that the model or its tokenizer names."""
-        found = getattr(self.model.generation_config, "eos_token_id", None)
-        ids = set(found) if isinstance(found, (list, tuple)) else {found}
-        ids.add(getattr(self.tokenizer, "eos_token_id", None))
+        """Every id that ends a turn: what the model or its tokenizer names, and what its template puts there."""
+        named = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = set(named) if isinstance(named, (list, tuple)) else {named}
+        ids |= {getattr(self.tokenizer, f"{end}_token_id", None) for end in ("eos", "eot", "eom")}
+        ids.add(self.turn_end.token_id)
         return frozenset(token for token in ids if token is not None)
+
+    @cached_property
+    def turn_end(self) -> TurnEnd:
+        """What the chat template puts behind an assistant's turn."""
+        # Where channels are named, every message ends so, and only the last channel's end is the turn's.
+        return TurnEnd() if self.tokenizer is None or self.reasoning_format.channels else turn_end(self.tokenizer)
+
+    @cached_property
+    def reasoning_format(self) -> ReasoningFormat:
+        """How the model marks its reasoning."""
+        return ReasoningFormat.of(self.tokenizer)
 
     def need_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer.

@@ -11,8 +11,8 @@ are refused. Nothing local makes a network call.
 
 from __future__ import annotations
 
-from tidekv_llm.models.embedded import Progress
 from tidekv_llm.models.load import LoadedModel, LoadedTokenizer, load, load_tokenizer
+from tidekv_llm.models.loading import Progress
 from tidekv_llm.models.sources import ModelInfo, ModelSource, list_models, resolve
 
 __all__ = [

@@ -28,14 +28,13 @@ from threading import Thread
 from typing import IO
 
 from tidekv_llm.errors import ModelDownloadError, one_line
+from tidekv_llm.files import tree_bytes
+from tidekv_llm.models.loading import Progress
 
 ALIAS = "smollm2-135m"
 DESCRIPTION = "SmolLM2-135M-Instruct, 8,192 tokens (32,768 with YaRN), Apache-2.0; answers short factual questions"
 TRAINED_WINDOW = 8192
 EXTENDED_WINDOW = 32768
-
-Progress = Callable[[str, float], None]
-"""Called with a message and the fraction done, 0.0 to 1.0."""
 
 # Read by tests, which point them at a small package of their own.
 PIP_COMMAND: tuple[str, ...] = (sys.executable, "-m", "pip")
@@ -383,18 +382,6 @@ def _exclusive(folder: Path, report: Progress) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def tree_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder; files may vanish while it counts."""
-    total = 0
-    for directory, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(directory, name)).st_size
-            except OSError:
-                continue
-    return total
 
 
 def _silent(message: str, fraction: float) -> None:

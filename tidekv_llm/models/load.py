@@ -22,6 +22,7 @@ from tidekv_llm.errors import (
 )
 from tidekv_llm.hardware import default_device, default_dtype
 from tidekv_llm.models import embedded
+from tidekv_llm.models.loading import Progress, only_our_progress
 from tidekv_llm.models.sources import CONVERT_REMEDY, ModelSource, hub_reason, resolve
 from tidekv_llm.models.window import apply_window
 
@@ -65,7 +66,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     context_window: int | None = None,
-    progress: embedded.Progress | None = None,
+    progress: Progress | None = None,
     **transformers_options: Any,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
@@ -77,7 +78,8 @@ def load(
             multiplies it natively (see :mod:`tidekv_llm.hardware`), float32 elsewhere, where it would be slower.
         context_window: tokens; default: what the model was trained for. smollm2-135m goes up to 32,768
             with YaRN.
-        progress: called with a message and the fraction done while the embedded model is fetched.
+        progress: called with a message and the fraction done while the embedded model is fetched, and while
+            a GGUF file is unpacked.
         **transformers_options: ``device_map``, ``quantization_config``, ``revision``... as in
             ``from_pretrained``.
 
@@ -100,7 +102,7 @@ def load(
     chosen_device = _device(device, transformers_options)
     legacy_dtype = transformers_options.pop("torch_dtype", None)  # its name before transformers 5
     chosen_dtype = _dtype(legacy_dtype if dtype is None else dtype, chosen_device)
-    with _quiet_bars(), _one_line_errors(source):
+    with only_our_progress(progress), _one_line_errors(source):
         where, file_options = _location(source, hub_options)
         config = _read_config(where, file_options, transformers_options.pop("config", None))
         tokenizer = _read_tokenizer(where, file_options, source)
@@ -136,7 +138,7 @@ def load_tokenizer(
     name_or_path: str | os.PathLike[str],
     *,
     context_window: int | None = None,
-    progress: embedded.Progress | None = None,
+    progress: Progress | None = None,
     **transformers_options: Any,
 ) -> LoadedTokenizer:
     """Only the tokenizer of a model, to count tokens with; arguments and errors are those of :func:`load`."""
@@ -147,7 +149,7 @@ def load_tokenizer(
     )
     if source.kind == "alias":
         source = ModelSource(kind="alias", name=source.name, path=embedded.ensure_embedded(progress))
-    with _one_line_errors(source):
+    with only_our_progress(progress), _one_line_errors(source):
         where, file_options = _location(source, hub_options)
         config = _read_config(where, file_options, transformers_options.pop("config", None))
         tokenizer = _read_tokenizer(where, file_options, source)
@@ -309,20 +311,6 @@ def _tokenizer_limit(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Tokens, as the tokenizer claims; None if it claims nothing (transformers then stores 1e30)."""
     limit = getattr(tokenizer, "model_max_length", None)
     return int(limit) if limit is not None and limit < 10**9 else None
-
-
-@contextmanager
-def _quiet_bars() -> Iterator[None]:
-    """Hold back transformers' own progress bars; the caller's setting comes back."""
-    from transformers.utils import logging as hf_logging
-
-    was_on = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_on:
-            hf_logging.enable_progress_bar()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from tidekv_llm.errors import ModelNotFoundError, UnsafeWeightsError, reason
+from tidekv_llm.files import tree_bytes
 from tidekv_llm.models import embedded
 
 Kind = Literal["alias", "folder", "gguf", "hub"]
@@ -59,7 +60,7 @@ def list_models() -> list[ModelInfo]:
     """The models with an alias; no network call."""
     folder = embedded.embedded_folder()
     cached = embedded.is_cached(folder)
-    size = embedded.tree_bytes(folder) if cached else embedded.WHEEL.wheel_bytes
+    size = tree_bytes(folder) if cached else embedded.WHEEL.wheel_bytes
     return [ModelInfo(alias=embedded.ALIAS, description=embedded.DESCRIPTION, cached=cached, path=folder, bytes=size)]
 
 

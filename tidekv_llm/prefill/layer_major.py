@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tidekv_llm.attention import AttentionDispatch, Scratch
+from tidekv_llm.attention import Scratch
 from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.cache.full_layer import LayerEnd
 from tidekv_llm.hf import Decoder, KeysValuesOnly
@@ -45,62 +45,79 @@ def run_layer_major(
     Raises:
         Cancelled: within one chunk step of the caller's wish.
     """
-    prompt_length = token_ids.shape[1]
     cuts = (*boundaries, task.reused)
-    chunks = tuple(chunk for chunk in plan_chunks(prompt_length, chunk_size, cuts) if chunk.start >= task.reused)
-    bridge = make_bridge(task.config.bridge, token_ids.shape[0], chunks, decoder)
-    for chunk in chunks:
-        bridge.write(chunk, decoder.embed(token_ids[:, chunk.start : chunk.stop]))
-    scratch = Scratch()
-    slots = slots_for(decoder) if task.reader is not None else 1
-    attention = AttentionDispatch(task.config.attention)
-    active = ActiveLayer(prompt_length, layer_end.window_size, attention, scratch, layer_end.accumulator, slots)
-    feed = PrefixFeed(task.reader, task.reused, decoder, active) if task.reader is not None else None
-    cache, work = CompressedCache(), WorkMeter(decoder, chunks)
-    stored = task.writer.length if task.writer is not None else 0
+    chunks = [chunk for chunk in plan_chunks(token_ids.shape[1], chunk_size, cuts) if chunk.start >= task.reused]
+    run = _LayerMajorRun(decoder, token_ids, task, layer_end, tuple(chunks))
     for index in range(decoder.num_layers):
-        active.begin(index)
-        if feed is not None:
-            feed.fill(index)
-        skip = index == decoder.num_layers - 1 and not task.all_outputs
-        steps = last_layer_chunks(chunks, active.window_size if skip else prompt_length, uncut=stored)
+        run.fill(index)
+        run.end(index)
+    task.meter.set_component("bridge", run.bridge.nbytes)
+    hidden = run.bridge.all() if task.all_outputs else run.bridge.last()
+    return Construction(run.cache, hidden, layer_end.evidence)
+
+
+class _LayerMajorRun:
+    """One prompt between two layers: its bridge, the active layer and the cache so far."""
+
+    def __init__(
+        self, decoder: Decoder, token_ids: Tensor, task: PrefillTask, layer_end: LayerEnd, chunks: tuple[Chunk, ...]
+    ) -> None:
+        self.decoder, self.task, self.layer_end, self.chunks = decoder, task, layer_end, chunks
+        batch, self.length = token_ids.shape
+        self.bridge = make_bridge(task.config.bridge, batch, chunks, decoder)
+        for chunk in chunks:
+            self.bridge.write(chunk, decoder.embed(token_ids[:, chunk.start : chunk.stop]))
+        self.cache, self.scratch, self.work = CompressedCache(), Scratch(), WorkMeter(decoder, chunks)
+        self.active = ActiveLayer(
+            self.length,
+            layer_end.window_size,
+            decoder.attention(task.config.attention),
+            self.scratch,
+            layer_end.accumulator,
+            slots_for(decoder) if task.reader is not None else 1,
+        )
+        self.feed = PrefixFeed(task.reader, task.reused, decoder, self.active) if task.reader is not None else None
+        self.stored = task.writer.length if task.writer is not None else 0
+
+    def fill(self, index: int) -> None:
+        """Every chunk through layer ``index``; its full keys and values are in the active layer then."""
+        self.active.begin(index)
+        if self.feed is not None:
+            self.feed.fill(index)
+        steps, layers = self._steps(index), self.decoder.num_layers
         for number, (chunk, outputs_needed) in enumerate(steps, start=1):
-            task.request.check_cancelled()
-            active.outputs_needed = outputs_needed
-            ahead = steps[number][0] if number < len(steps) else None
-            hidden = bridge.read(chunk, decoder.layer_device(index), ahead)
-            output = _run_chunk(decoder, index, chunk, prompt_length, hidden, active, task.config.mlp_chunk_size)
-            if output is not None:
-                bridge.write(chunk, output)
-            del hidden, output
-            task.request.report(index + 1, decoder.num_layers, number, len(steps), work.finish(chunk))
-        if feed is not None:
-            feed.ahead(index + 1)
+            self.task.request.check_cancelled()
+            self.active.outputs_needed = outputs_needed
+            self._step(index, chunk, steps[number][0] if number < len(steps) else None)
+            self.task.request.report(index + 1, layers, number, len(steps), self.work.finish(chunk))
+        if self.feed is not None:
+            self.feed.ahead(index + 1)
+
+    def end(self, index: int) -> None:
+        """The layer's end: what stays of it goes into the cache."""
+        task, meter = self.task, self.task.meter
         with task.request.timed("compress"):
-            full = active.full_layer(decoder.num_layers)
-            cache.commit(layer_end.compress(full, decoder.sliding_window(index)))
+            full = self.active.full_layer(self.decoder.num_layers)
+            self.cache.commit(self.layer_end.compress(full, self.decoder.sliding_window(index)))
         if task.writer is not None:
-            task.writer.save(index, full.keys[:, :, :stored], full.values[:, :, :stored])
-        task.meter.set_component("active_kv", active.nbytes)
-        task.meter.set_component("temporary", scratch.nbytes)
-        task.meter.set_component("compressed_cache", cache.nbytes)
-    task.meter.set_component("bridge", bridge.nbytes)
-    return Construction(cache, bridge.all() if task.all_outputs else bridge.last(), layer_end.evidence)
+            task.writer.save(index, full.keys[:, :, : self.stored], full.values[:, :, : self.stored])
+        meter.set_component("active_kv", self.active.nbytes)
+        meter.set_component("temporary", self.scratch.nbytes)
+        meter.set_component("compressed_cache", self.cache.nbytes)
 
+    def _steps(self, index: int) -> tuple[tuple[Chunk, bool], ...]:
+        """The layer's chunks, each with whether its outputs are needed."""
+        last = index == self.decoder.num_layers - 1 and not self.task.all_outputs
+        return last_layer_chunks(self.chunks, self.active.window_size if last else self.length, uncut=self.stored)
 
-def _run_chunk(
-    decoder: Decoder,
-    index: int,
-    chunk: Chunk,
-    prompt_length: int,
-    hidden: Tensor,
-    active: ActiveLayer,
-    mlp_chunk_size: int,
-) -> Tensor | None:
-    """The layer's output [B, C, d_model], None where only keys and values were needed."""
-    positions = torch.arange(chunk.start, chunk.stop, device=hidden.device)
-    tables = decoder.position_embeddings(hidden, positions, prompt_length - 1, index)
-    try:
-        return decoder.run_layer(index, hidden, positions, tables, active, mlp_chunk_size)
-    except KeysValuesOnly:  # the last layer, before the observation window
-        return None
+    def _step(self, index: int, chunk: Chunk, ahead: Chunk | None) -> None:
+        """One chunk through the layer, from its slot of the bridge and back; ``ahead`` is the next one."""
+        decoder = self.decoder
+        hidden = self.bridge.read(chunk, decoder.layer_device(index), ahead)
+        positions = torch.arange(chunk.start, chunk.stop, device=hidden.device)
+        tables = decoder.position_embeddings(hidden, positions, self.length - 1, index)
+        try:
+            output = decoder.run_layer(index, hidden, positions, tables, self.active, self.task.config.mlp_chunk_size)
+        except KeysValuesOnly:  # the last layer, before the observation window
+            return
+        self.bridge.write(chunk, output)

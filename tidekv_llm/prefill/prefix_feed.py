@@ -53,7 +53,7 @@ class PrefixFeed:
             self._begin(layer)
 
     def _begin(self, layer: int) -> None:
-        keys, values = self._loaded.pop(layer, None) or self._reader.load(layer)
+        keys, values = self._loaded.pop(layer) if layer in self._loaded else self._reader.load(layer)
         places = self._active.places(layer, keys, values, self._decoder.layer_device(layer))
         self._begun[layer] = [
             self._copier.copy(place[:, :, : self._count], stored[:, :, : self._count], (self._slot_free,))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidekv_llm.errors import CacheError
+from tidekv_llm.files import written_then_renamed
 
 _FILE = "conversation.json"
 
@@ -42,15 +41,9 @@ class Conversation:
         Raises:
             CacheError: the file cannot be written.
         """
-        partial = folder / f"{_FILE}.{os.getpid()}"
+        facts = json.dumps({"fingerprint": self.fingerprint, "turns": self.turns}, ensure_ascii=False)
         try:
-            partial.unlink(missing_ok=True)
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                json.dump({"fingerprint": self.fingerprint, "turns": self.turns}, stream, ensure_ascii=False)
-            partial.chmod(0o600)
-            partial.replace(folder / _FILE)
+            with written_then_renamed(folder / _FILE) as partial:
+                partial.write_text(facts, encoding="utf-8")
         except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
             raise CacheError(f"the conversation could not be stored ({error.strerror}); free disk space") from error

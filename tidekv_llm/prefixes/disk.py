@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidekv_llm.errors import CacheError
+from tidekv_llm.errors import CacheError, one_line
+from tidekv_llm.files import private_folder
 from tidekv_llm.prefixes.base import PrefixKey, StoredPrefix
 
 if TYPE_CHECKING:
@@ -168,12 +168,10 @@ class DiskPrefix(StoredPrefix):
 
     def _partial_folder(self) -> Path:
         if self._partial is None:
-            make_private(self._root)
-            sweep(self._root)
-            folder = self._root / f"{self.key.digest}.{os.getpid()}-{time.monotonic_ns()}{PARTIAL}"
-            folder.mkdir(mode=0o700)
-            folder.chmod(0o700)  # whatever the umask has taken away
-            self._partial = folder
+            sweep(private_folder(self._root))
+            self._partial = private_folder(
+                self._root / f"{self.key.digest}.{os.getpid()}-{time.monotonic_ns()}{PARTIAL}"
+            )
         return self._partial
 
     @contextmanager
@@ -183,9 +181,9 @@ class DiskPrefix(StoredPrefix):
         except Exception as error:
             self.discard()
             if isinstance(error, OSError) or "No space left" in str(error) or "I/O error" in str(error):
-                reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+                said = getattr(error, "strerror", None) or one_line(str(error))
                 raise CacheError(
-                    f"the document could not be stored ({reason}); free disk space or use store='memory'"
+                    f"the document could not be stored ({said}); free disk space or use store='memory'"
                 ) from error
             raise
 
@@ -207,22 +205,6 @@ class DiskPrefix(StoredPrefix):
             file = self._folder / _name(layer)
             if file.is_symlink() or not file.is_file() or file.stat().st_size != size:
                 raise CacheError(f"the stored document is damaged in layer {layer}")
-
-
-def make_private(root: Path) -> None:
-    """Make a folder for this user alone.
-
-    Raises:
-        CacheError: it is a link, or belongs to someone else.
-    """
-    if root.is_symlink():
-        raise CacheError(f"the session folder {root} is a symbolic link; put a folder of your own there")
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = root.stat()
-    if hasattr(os, "getuid") and status.st_uid != os.getuid():
-        raise CacheError(f"the session folder {root} belongs to another user; set TIDEKV_CACHE to a folder of your own")
-    if stat.S_IMODE(status.st_mode) != 0o700:
-        root.chmod(0o700)
 
 
 def remove(path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tidekv_llm.errors import CacheError
+from tidekv_llm.errors import CacheError, reason
 from tidekv_llm.prefixes.base import PrefixKey, StoredPrefix
 from tidekv_llm.sizes import format_bytes
 
@@ -57,7 +57,7 @@ class MemoryPrefix(StoredPrefix):
                 (_Int8.of(keys, dim=0), _Int8.of(values, dim=1)) if self._int8 else (_Plain.of(keys), _Plain.of(values))
             )
         except (RuntimeError, MemoryError) as error:  # pinned memory is short, too
-            raise CacheError(f"the document could not be stored ({_first_line(error)})") from error
+            raise CacheError(f"the document could not be stored ({reason(error)})") from error
         self._devices.add(keys.device)
         self._check_limit()
 
@@ -142,7 +142,3 @@ class _Int8:
     @property
     def nbytes(self) -> int:
         return self.data.nbytes + self.scale.nbytes
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

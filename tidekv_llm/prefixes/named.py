@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tidekv_llm.errors import CacheError, ConfigError
+from tidekv_llm.files import private_folder, tree_bytes
 from tidekv_llm.models.embedded import cache_root
-from tidekv_llm.prefixes.disk import META, PARTIAL, make_private, remove, sweep
+from tidekv_llm.prefixes.disk import META, PARTIAL, remove, sweep
 
 DEFAULT_NAME = "default"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -38,9 +38,7 @@ class StoredSession:
 
 def sessions_root() -> Path:
     """The folder of all named sessions, private to this user."""
-    root = cache_root() / "sessions"
-    make_private(root)
-    return root
+    return private_folder(cache_root() / "sessions")
 
 
 def session_folder(name: str | None) -> Path:
@@ -49,8 +47,7 @@ def session_folder(name: str | None) -> Path:
     Raises:
         ConfigError: the name has characters that do not belong in a file name.
     """
-    folder = sessions_root() / _checked(DEFAULT_NAME if name is None else name)
-    make_private(folder)
+    folder = private_folder(sessions_root() / _checked(DEFAULT_NAME if name is None else name))
     sweep(folder)
     return folder
 
@@ -90,11 +87,11 @@ def shrink(limit_bytes: int, keep: Path) -> None:
     """Delete stored documents of all sessions, the least recently used first, until they fit; not ``keep``."""
     stores = [store for session in _folders(sessions_root()) for store in _folders(session) if store != keep]
     stores = sorted((store for store in stores if store.suffix != PARTIAL), key=_used)
-    total = _size(keep) + sum(_size(store) for store in stores)
+    total = tree_bytes(keep) + sum(tree_bytes(store) for store in stores)
     for store in stores:
         if total <= limit_bytes:
             break
-        total -= _size(store)
+        total -= tree_bytes(store)
         remove(store)
 
 
@@ -103,7 +100,7 @@ def _look(folder: Path) -> StoredSession:
     tokens = documents = size = 0
     used = _used(folder)
     for store in _folders(folder):
-        size += _size(store)
+        size += tree_bytes(store)
         try:
             tokens += int(json.loads((store / META).read_text())["length"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -116,16 +113,6 @@ def _look(folder: Path) -> StoredSession:
 def _folders(root: Path) -> list[Path]:
     """The real folders in a folder: what a link points to is none of ours."""
     return [each for each in root.iterdir() if each.is_dir() and not each.is_symlink()]
-
-
-def _size(store: Path) -> int:
-    """Bytes of a store's files; another process may be deleting them."""
-    total = 0
-    with suppress(OSError):
-        for file in store.iterdir():
-            with suppress(OSError):
-                total += file.lstat().st_size
-    return total
 
 
 def _used(folder: Path) -> float:

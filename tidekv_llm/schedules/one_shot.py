@@ -37,14 +37,10 @@ class OneShotSchedule(Schedule):
     def cost(self, plan: Plan) -> Moments:
         """Transformers' own forward: embeddings, the layer's input and all layers' KV are alive together."""
         shape, length = plan.shape, plan.prompt_length
-        hidden = plan.batch * length * shape.hidden_size * shape.element_bytes
         step = LayerStep(plan, length, length, length, repeats_kv=plan.scratch and shape.num_kv_heads < shape.num_heads)
-        steady = {
-            "weights": shape.weight_bytes,
-            "compressed_cache": plan.caches(shape.num_layers, plan.everything),
-            "bookkeeping": plan.evidence_bytes,
-        }
-        return Moments(({**steady, "bridge": 2 * hidden, "activations": step.activation_bytes()},), steady)
+        steady = plan.held(shape.num_layers, plan.everything, position_size=0)
+        forward = {"bridge": 2 * plan.hidden_bytes(length), "activations": step.activation_bytes()}
+        return Moments(({**steady, **forward},), steady)
 
 
 SCHEDULE = OneShotSchedule()

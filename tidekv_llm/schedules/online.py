@@ -140,7 +140,7 @@ def evicting_cost(plan: Plan, chunk: int, score_bytes: int) -> Moments:
     slots = min(kept + chunk, plan.prompt_length)
     aside = plan.kv_bytes(kept) // 2 + plan.batch * plan.shape.num_kv_heads * kept * INT64
     evict = max(aside, score_bytes) if slots > kept else 0
-    return chunk_major(plan, chunk, slots=lambda layer: slots, evict_bytes=evict, slot_positions=INT64)
+    return chunk_major(plan, chunk, slots=lambda layer: slots, evict_bytes=evict, position_size=INT64)
 
 
 def block_cost(plan: Plan) -> Moments:

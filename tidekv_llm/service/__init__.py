@@ -5,7 +5,7 @@ when a model is used.
 """
 
 from tidekv_llm.service.documents import DocumentRequest, Overflow, document_call
-from tidekv_llm.service.pool import EngineHandle, EngineSpec
+from tidekv_llm.service.pool import EngineHandle, EnginePool, EngineSpec, ModelFacts
 from tidekv_llm.service.requests import (
     ModelCall,
     Reply,
@@ -22,8 +22,10 @@ from tidekv_llm.service.requests import (
 __all__ = [
     "DocumentRequest",
     "EngineHandle",
+    "EnginePool",
     "EngineSpec",
     "ModelCall",
+    "ModelFacts",
     "Overflow",
     "Reply",
     "RequestTimeoutError",

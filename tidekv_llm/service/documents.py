@@ -8,14 +8,15 @@ says that it is not.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidekv_llm.documents import DEFAULT_INSTRUCTIONS, Citation, Document, PageSpan, build_prompt
 from tidekv_llm.documents.loaded import Corpus
-from tidekv_llm.documents.ranking import bm25_order
+from tidekv_llm.documents.ranking import Place, fill_room, only_pages, ranked_pages
 from tidekv_llm.errors import ConfigError, ContextOverflowError
+from tidekv_llm.options import GenerationOptions
 from tidekv_llm.service.requests import Emit, ModelCall, Reply
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class DocumentRequest:
 # --- the request -----------------------------------------------------------------------------------------
 
 
-def document_call(request: DocumentRequest, options: dict[str, Any]) -> ModelCall:
+def document_call(request: DocumentRequest, options: GenerationOptions) -> ModelCall:
     """Answer from whole documents; the Reply's ``extra`` has ``citations``, ``pages`` and ``warnings``."""
 
     def call(engine: TideKV, emit: Emit, cancel: threading.Event) -> Reply:
@@ -107,65 +108,50 @@ class _Chosen:
 
 def _choose_pages(engine: TideKV, request: DocumentRequest, reserve: int) -> _Chosen:
     """All pages if they fit, else what ``overflow`` says."""
+    corpus = request.corpus
     prompt = build_prompt(
-        request.corpus.documents,
+        corpus.documents,
         request.question,
         engine.tokenizer,
         history=request.history,
         instructions=DEFAULT_INSTRUCTIONS if request.instructions is None else request.instructions,
     )
-    spans, window = prompt.spans, engine.context_window
-    sizes = [span.stop - span.start for span in spans]
-    budget = window - reserve - (len(prompt) - sum(sizes))
-    if sum(sizes) <= budget:
-        return _Chosen(request.corpus.documents, _report(request.corpus, spans, set(range(len(spans)))))
+    window, tokens = engine.context_window, {_place(span): span.stop - span.start for span in prompt.spans}
+    around = len(prompt) - sum(tokens.values())
+    room = window - reserve - around
+    if sum(tokens.values()) <= room:
+        return _Chosen(corpus.documents, _report(corpus, prompt.spans, tokens))
     if request.overflow == "error":
-        raise _overflow(request.corpus, spans, len(prompt), reserve, window, budget)
-    kept = _fill(_ranked(request, spans), sizes, budget)
+        raise _overflow(corpus, prompt.spans, len(prompt), reserve, window, room)
+    kept = fill_room(_ranked(request), tokens, room)
     if not kept:
         raise ContextOverflowError(
-            f"not one page fits: the smallest has {min(sizes):,} tokens and {max(0, budget):,} of the {window:,} are "
-            f"free; lower max_tokens or use a longer context window",
-            prompt_tokens=len(prompt) - sum(sizes) + min(sizes) + reserve,
+            f"not one page fits: the smallest has {min(tokens.values()):,} tokens and {max(0, room):,} of the "
+            f"{window:,} are free; lower max_tokens or use a longer context window",
+            prompt_tokens=around + min(tokens.values()) + reserve,
             limit=window,
         )
-    return _Chosen(_only(request.corpus.documents, spans, kept), _report(request.corpus, spans, kept))
+    return _Chosen(only_pages(corpus.documents, kept), _report(corpus, prompt.spans, kept))
 
 
-def _fill(order: Iterable[int], sizes: Sequence[int], budget: int) -> set[int]:
-    """Pages in order of merit as long as there is room; one that is too long makes way for the next."""
-    kept: set[int] = set()
-    for index in order:
-        if sizes[index] <= budget:
-            kept.add(index)
-            budget -= sizes[index]
-    return kept
+def _place(span: PageSpan) -> Place:
+    return span.document, span.page
 
 
-def _ranked(request: DocumentRequest, spans: Sequence[PageSpan]) -> list[int]:
-    """Indices of the spans, best first; with the caller's retriever, only those that it returned."""
+def _ranked(request: DocumentRequest) -> list[Place]:
+    """Pages, best first; with the caller's retriever, only those that it returned."""
     if request.order is None:
-        pages = {(at, page.number): page.text for at, doc in enumerate(request.corpus.documents) for page in doc.pages}
-        return bm25_order(request.question, [pages[span.document, span.page] for span in spans])
-    owner = {item: at for at, span in enumerate(spans) for item in request.corpus.items[span.document, span.page]}
+        return ranked_pages(request.corpus.documents, request.question)
+    owner = {item: place for place, items in request.corpus.items.items() for item in items}
     return list(dict.fromkeys(owner[item] for item in request.order if item in owner))
 
 
-def _only(documents: Sequence[Document], spans: Sequence[PageSpan], kept: set[int]) -> tuple[Document, ...]:
-    """The same documents with the kept pages only, in reading order; markers and indices stay as they are."""
-    pages = {(spans[index].document, spans[index].page) for index in kept}
-    return tuple(
-        replace(document, pages=tuple(page for page in document.pages if (at, page.number) in pages))
-        for at, document in enumerate(documents)
-    )
-
-
-def _report(corpus: Corpus, spans: Sequence[PageSpan], kept: set[int]) -> dict[str, Any]:
+def _report(corpus: Corpus, spans: Sequence[PageSpan], kept: Collection[Place]) -> dict[str, Any]:
     """Which pages went in and which did not, with their tokens; plain JSON values."""
     parts: dict[str, list[dict[str, Any]]] = {"included": [], "left_out": []}
-    for index, span in enumerate(spans):
+    for span in spans:
         where = corpus.where(span.document, span.page, span.label)
-        parts["included" if index in kept else "left_out"].append({**where, "tokens": span.stop - span.start})
+        parts["included" if _place(span) in kept else "left_out"].append({**where, "tokens": span.stop - span.start})
     counts = {f"{name}_tokens": sum(page["tokens"] for page in pages) for name, pages in parts.items()}
     return {**parts, **counts}
 

@@ -1,4 +1,4 @@
-"""One request on the model's worker thread, with its deltas handed to whoever waits, in a thread or on a loop.
+"""One request on a thread of its own, with its deltas handed to whoever waits, in a thread or on a loop.
 
 A call runs on one thread from beginning to end, so that torch's thread-local modes never meet a ``yield``. The
 consumer may vanish at any moment: then the request is cancelled and stops within one chunk step.
@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tidekv_llm.errors import Cancelled, ConfigError, TideKVError
+from tidekv_llm.errors import ConfigError, TideKVError
+from tidekv_llm.options import GenerationOptions, settle
 from tidekv_llm.service.pool import EngineHandle
 
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ class Reply:
 
 def call_options(
     defaults: Mapping[str, Any], stop: str | Sequence[str] | None, overrides: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> GenerationOptions:
     """Keywords for the engine: the object's own, changed by the call's; stop strings of both hold.
 
     Raises:
-        ConfigError: an unknown name, or ``max_tokens`` and ``max_new_tokens`` at once.
+        ConfigError: an unknown name, an impossible value, or ``max_tokens`` and ``max_new_tokens`` at once.
     """
     unknown = [name for name in overrides if name not in CALL_OPTIONS]
     if unknown:
@@ -85,21 +86,17 @@ def call_options(
     given = {name: value for name, value in overrides.items() if value is not None}
     if "max_tokens" in given and "max_new_tokens" in given:
         raise ConfigError("max_tokens and max_new_tokens are the same option; give one of them")
-    options = {name: given.get(name, defaults[name]) for name in ("temperature", "top_p", "top_k", "seed")}
-    options["max_new_tokens"] = given.get("max_tokens", given.get("max_new_tokens", defaults["max_tokens"]))
     own = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    options["stop"] = tuple(dict.fromkeys((*defaults["stop"], *own)))
-    _check_numbers(options)
+    options = GenerationOptions(
+        max_new_tokens=given.get("max_tokens", given.get("max_new_tokens", defaults["max_tokens"])),
+        stop=tuple(dict.fromkeys((*defaults["stop"], *own))),
+        temperature=given.get("temperature", defaults["temperature"]),
+        top_p=given.get("top_p", defaults["top_p"]),
+        top_k=given.get("top_k", defaults["top_k"]),
+        seed=given.get("seed", defaults["seed"]),
+    )
+    settle(options)  # what cannot work is refused before it waits in a line
     return options
-
-
-def _check_numbers(options: Mapping[str, Any]) -> None:
-    for name in ("max_new_tokens", "top_k", "temperature", "top_p"):
-        value, whole = options[name], name in ("max_new_tokens", "top_k")
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-            raise ConfigError(f"{name}={value!r} must be a {'whole ' * whole}number")
-    if options["max_new_tokens"] < 1:
-        raise ConfigError(f"max_tokens={options['max_new_tokens']} must be at least 1")
 
 
 def merged_messages(messages: Sequence[tuple[str, str]]) -> list[Message]:
@@ -121,19 +118,27 @@ def merged_messages(messages: Sequence[tuple[str, str]]) -> list[Message]:
     return merged
 
 
-def generation_call(prompt: str | list[Message], options: dict[str, Any], *, chat_template: bool) -> ModelCall:
+def generation_call(
+    prompt: str | list[Message],
+    options: GenerationOptions,
+    *,
+    chat_template: bool,
+    plain: Callable[[], str] | None = None,
+) -> ModelCall:
     """Continue a text or a conversation.
 
     Args:
         prompt: a text goes through the chat template as one user message; a list is a conversation.
         options: from :func:`call_options`.
         chat_template: False continues a text as it stands.
+        plain: the conversation as one text, for a model without a chat template; None sends it messages all the same.
     """
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         raise ConfigError("the prompt is empty; write at least one word")
 
     def call(engine: TideKV, emit: Emit, cancel: threading.Event) -> Reply:
-        stream = engine.stream(encode(engine, prompt, chat_template), **options, cancel=cancel)
+        text = prompt if plain is None or getattr(engine.tokenizer, "chat_template", None) else plain()
+        stream = engine.stream(encode(engine, text, chat_template), **options, cancel=cancel)
         for delta in stream:
             emit(delta)
         generation = stream.generation
@@ -168,17 +173,17 @@ class _Failed:
 
 
 def _start(handle: EngineHandle, call: ModelCall, put: Callable[[Any], None], cancel: threading.Event) -> None:
-    """Queue the call; ``put`` receives its deltas and then a Reply or a _Failed, whatever happens."""
+    """Take a place in the model's line; ``put`` gets the call's deltas, then a Reply or a _Failed, whatever happens."""
+    ticket = handle.join()
 
     def work() -> None:
         try:
-            if cancel.is_set():
-                raise Cancelled("stopped on request while waiting for the model")
-            put(call(handle.engine(), put, cancel))
+            with handle.turn(ticket, cancel) as engine:
+                put(call(engine, put, cancel))
         except BaseException as error:  # whoever waits must hear of it, or waits for ever
             put(_Failed(error))
 
-    handle.submit(work)
+    threading.Thread(target=work, name="tidekv").start()
 
 
 def iterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> Iterator[str | Reply]:

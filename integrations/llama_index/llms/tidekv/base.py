@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
@@ -21,6 +23,8 @@ from llama_index.core.llms import (
 )
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import default_completion_to_prompt
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.types import TokenAsyncGen
 from pydantic import ConfigDict
 
 from tidekv_fields import TideKVFields
@@ -121,6 +125,16 @@ class TideKVLLM(TideKVFields, CustomLLM):
             text += item if isinstance(item, str) else ""
             yield _completion_delta(item, text)
 
+    # LlamaIndex asks for ``metadata`` in the next two on the event loop, where no tokenizer may be read.
+
+    async def apredict(self, prompt: BasePromptTemplate, **prompt_args: Any) -> str:
+        await asyncio.to_thread(getattr, self, "metadata")
+        return await super().apredict(prompt, **prompt_args)
+
+    async def astream(self, prompt: BasePromptTemplate, **prompt_args: Any) -> TokenAsyncGen:
+        await asyncio.to_thread(getattr, self, "metadata")
+        return await super().astream(prompt, **prompt_args)
+
     # --- chat -------------------------------------------------------------------------------------------
 
     @llm_chat_callback()
@@ -142,11 +156,11 @@ class TideKVLLM(TideKVFields, CustomLLM):
     def _chat_call(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> ModelCall:
         options = self.call_options(kwargs.pop("stop", None), kwargs)
         turns = engine_messages(messages)
-        own = self.messages_to_prompt is not generic_messages_to_prompt
-        if not own and self.chat_template and self.engine_handle().has_chat_template():
-            return generation_call(turns, options, chat_template=True)
         assert self.messages_to_prompt is not None
-        return generation_call(self.messages_to_prompt(messages), options, chat_template=False)
+        plain = partial(self.messages_to_prompt, messages)
+        if self.chat_template and self.messages_to_prompt is generic_messages_to_prompt:
+            return generation_call(turns, options, chat_template=True, plain=plain)
+        return generation_call(plain(), options, chat_template=False)
 
     def _chats(self, call: ModelCall) -> ChatResponseGen:
         for response in self._completions(call):
