@@ -20,6 +20,7 @@ from tidekv_llm.attention import (
     MergeAttention,
     Scratch,
     TiledAttention,
+    mask_future_,
 )
 from tidekv_llm.errors import ConfigError
 
@@ -300,3 +301,12 @@ def test_auto_computes_on_tiles_what_the_fused_kernel_cannot() -> None:
         found, _ = AttentionDispatch().attend(query, key, value, params, Scratch())
         expected, _ = AttentionDispatch("tiled").attend(query, key, value, params, Scratch())
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("own", [-7, -3, -1, 0, 2, 4, 5, 9])
+def test_a_query_sees_no_key_after_its_own_wherever_the_keys_begin(own: int) -> None:
+    """Row r stands at key own + r of these 6 keys; before the first one it sees none, past the last one all."""
+    logits = torch.zeros(2, 3, 6)
+    mask_future_(logits, own)
+    expected = [[0.0 if key <= own + row else -math.inf for key in range(6)] for row in range(3)]
+    assert torch.equal(logits, torch.tensor([expected, expected]))

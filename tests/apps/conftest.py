@@ -76,6 +76,12 @@ def start_limited(folder: Path, model: Path, **options: object) -> Running:
     return _start(folder, ["-m", "tests.apps.serve", json.dumps(chosen)], None)
 
 
+def start_driver(driver: str, folder: Path, model: Path, notes: Path, **options: object) -> Running:
+    """The app with parts of it replaced, see ``watched.py`` and ``stuck.py``."""
+    chosen = {"model": str(model), "port": free_port(), **options}
+    return _start(folder, ["-m", f"tests.apps.{driver}", str(notes), json.dumps(chosen)], None)
+
+
 def _start(folder: Path, arguments: list[str], env: dict[str, str] | None) -> Running:
     log, begin = folder / f"app-{len(list(folder.glob('*.log')))}.log", time.monotonic()
     command = [sys.executable, *arguments]
