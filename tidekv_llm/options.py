@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from tidekv_llm.config import whole_number
@@ -85,6 +85,10 @@ class Settled:
     stop: tuple[str, ...]
     ignore_eos: bool
 
+    def stopping(self, *texts: str) -> Settled:
+        """The same, and these texts end the answer as well."""
+        return replace(self, stop=(*self.stop, *(text for text in texts if text)))
+
 
 def settle(options: GenerationOptions, *, ignore_eos: bool = False) -> Settled:
     """Check what a call was given, and fill in the defaults.
@@ -113,9 +117,9 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
 
 
 def _number(name: str, value: object) -> None:
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ConfigError(f"{name}={value!r} must be a number")
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 import gradio as gr
+from gradio.context import LocalContext
 
 from tidekv_apps import export, handlers, panels
 from tidekv_apps.files import file_drop
@@ -51,7 +52,7 @@ class Endpoints:
     async def add_documents(self, files: list[str] | None, password: str, request: gr.Request) -> Json:
         """Read files, with a password for those that are locked."""
         visit = self.services.visit(request)
-        async for _ in handlers.read_files(self.services, visit, files or []):
+        async for _ in handlers.read_files(self.services, visit, files or [], self._gone(request)):
             pass
         for entry in [entry for entry in visit.entries if entry.state == "locked" and password]:
             async for _ in handlers.unlock(self.services, visit, entry.key, password):
@@ -64,7 +65,7 @@ class Endpoints:
         """Answer a question."""
         visit = self.services.visit(request)
         job, turn = await self.services.beside(visit, self.services.asker.start, visit, question)
-        async for _ in handlers.changes(job):
+        async for _ in handlers.changes(job, self._gone(request)):
             pass
         if turn.state != "done":
             raise gr.Error(turn.error or "stopped")
@@ -96,6 +97,10 @@ class Endpoints:
         visit = self.services.visit(request)
         await self.services.beside(visit, visit.clear)
         return await self.services.beside(visit, self._listing, visit)
+
+    def _gone(self, request: gr.Request) -> Callable[[], bool]:
+        """Whether nobody waits for this event's result, alone or with all of its session."""
+        return self.services.presence.watch(LocalContext.event_id.get(None) or "", request.session_hash or "")
 
     def _listing(self, visit: Visit) -> Json:
         data: Json = json.loads(export.as_json(visit))

@@ -29,6 +29,7 @@ from tidekv_apps.inbox import Inbox
 from tidekv_apps.logins import LoginDelays
 from tidekv_apps.origin import check_host, check_site
 from tidekv_apps.owners import OWNER_KEY, Binding, OwnerCookies, Visits, check_login
+from tidekv_apps.presence import Presence
 from tidekv_apps.security import HEADERS
 from tidekv_apps.visits import VisitClosedError
 from tidekv_llm.errors import BusyError
@@ -48,6 +49,7 @@ class Guard:
         visits: who holds which sessions.
         inbox: where uploads go.
         health: says whether the app works, and what it does.
+        presence: who listens to which events.
     """
 
     def __init__(
@@ -58,10 +60,11 @@ class Guard:
         visits: Visits,
         inbox: Inbox,
         health: Callable[[], tuple[bool, dict[str, Any]]],
+        presence: Presence,
     ) -> None:
         self._app, self._hosts, self._inbox, self._health = app, hosts, inbox, health
         self._cookies, self._logins = OwnerCookies(), LoginDelays()
-        self._binding = Binding(app, visits, inbox.real_paths)
+        self._binding = Binding(app, visits, inbox.real_paths, presence)
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

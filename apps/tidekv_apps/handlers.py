@@ -14,8 +14,10 @@ from tidekv_apps.forecast import memory_problem
 from tidekv_apps.jobs import Job
 from tidekv_apps.security import plain_error
 from tidekv_apps.services import Services
+from tidekv_apps.settings import MAX_QUESTION_CHARACTERS
 from tidekv_apps.visits import Visit
 from tidekv_llm.errors import BusyError, ConfigError
+from tidekv_llm.memory.probes import return_free_heap
 
 POLL_SECONDS = 0.1
 SAMPLE = Path(__file__).parent / "samples" / "lighthouse.pdf"
@@ -24,12 +26,19 @@ SAMPLE = Path(__file__).parent / "samples" / "lighthouse.pdf"
 # --- what the page shows --------------------------------------------------------------------------------
 
 
-def budget_of(services: Services, visit: Visit, question: str = "") -> Budget | None:
+def budget_of(
+    services: Services, visit: Visit, question: str = "", cancel: threading.Event | None = None
+) -> Budget | None:
     """The next question's budget; None while the model is not there or nothing can be asked about."""
     facts = services.models.facts(visit.settings.model)
     if facts is None or any(entry.state in ("reading", "locked") for entry in visit.entries):
         return None
-    return visit.budget(facts, question if isinstance(question, str) else "")
+    text = question[:MAX_QUESTION_CHARACTERS] if isinstance(question, str) else ""
+    if visit.is_counted(facts):
+        return visit.budget(facts, text)
+    budget = services.lanes.count(visit.owner, cancel or threading.Event(), lambda: visit.budget(facts, text))
+    return_free_heap()
+    return budget
 
 
 def problem_of(services: Services, visit: Visit, budget: Budget | None) -> str:
@@ -61,7 +70,14 @@ def status_line(services: Services) -> str:
 # --- documents ------------------------------------------------------------------------------------------
 
 
-async def work(job: Job, body: Callable[[], None], errors: list[str]) -> AsyncIterator[None]:
+def never_gone() -> bool:
+    """Of a page: its end breaks off its events, so that nobody has to ask."""
+    return False
+
+
+async def work(
+    job: Job, body: Callable[[], None], errors: list[str], gone: Callable[[], bool] = never_gone
+) -> AsyncIterator[None]:
     """Run ``body`` in a thread and come back at every change of ``job``."""
 
     def guarded() -> None:
@@ -74,15 +90,17 @@ async def work(job: Job, body: Callable[[], None], errors: list[str]) -> AsyncIt
 
     thread = threading.Thread(target=guarded, name="tidekv-read", daemon=True)
     thread.start()
-    async for _ in changes(job):
+    async for _ in changes(job, gone):
         yield
 
 
-async def changes(job: Job) -> AsyncIterator[None]:
+async def changes(job: Job, gone: Callable[[], bool] = never_gone) -> AsyncIterator[None]:
     """Once at the beginning, at every change, and once at the end; cancels the job if nobody listens any more."""
     seen = -1
     try:
         while not job.finished.is_set():
+            if gone():
+                job.cancel.set()
             if job.version != seen:
                 seen = job.version
                 yield
@@ -102,26 +120,28 @@ def begin_reading(visit: Visit) -> Job:
         return visit.reading
 
 
-async def read_files(services: Services, visit: Visit, paths: Sequence[str]) -> AsyncIterator[None]:
+async def read_files(
+    services: Services, visit: Visit, paths: Sequence[str], gone: Callable[[], bool] = never_gone
+) -> AsyncIterator[None]:
     """Admit and read uploaded files, with a yield per change."""
     visit.notice = ""
-    job = begin_reading(visit)
+    job = await services.beside(visit, begin_reading, visit)
     task = ingest.Ingest(visit, services.uploads, services.options.limits, services.lanes)
 
     def body() -> None:
         task.read(task.admit(paths, job), job)
-        count_now(services, visit)
+        count_now(services, visit, job)
 
     errors: list[str] = []
-    async for _ in work(job, body, errors):
+    async for _ in work(job, body, errors, gone):
         yield
     visit.notice = errors[0] if errors else visit.notice
 
 
-def count_now(services: Services, visit: Visit) -> None:
+def count_now(services: Services, visit: Visit, job: Job) -> None:
     """Count tokens here, in the reading thread, so that the page does not wait for it later."""
     services.models.ready.wait(600)
-    budget_of(services, visit)
+    budget_of(services, visit, cancel=job.cancel)
 
 
 async def read_sample(services: Services, visit: Visit) -> AsyncIterator[None]:
@@ -137,7 +157,7 @@ async def read_sample(services: Services, visit: Visit) -> AsyncIterator[None]:
 
 async def unlock(services: Services, visit: Visit, key: str, password: str) -> AsyncIterator[None]:
     """Try the password of an encrypted file."""
-    job = begin_reading(visit)
+    job = await services.beside(visit, begin_reading, visit)
     task = ingest.Ingest(visit, services.uploads, services.options.limits, services.lanes)
     errors: list[str] = []
     async for _ in work(job, lambda: task.unlock(key, password, job), errors):

@@ -77,7 +77,7 @@ class ReadingLanes:
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
-        self._quick, self._slow = Lane(2), Lane(2)
+        self._quick, self._slow, self._counting = Lane(2), Lane(2), Lane(2)
         self._spent: dict[str, deque[tuple[float, float]]] = {}
         self._lock = threading.Lock()
 
@@ -94,6 +94,19 @@ class ReadingLanes:
             if self._limits.parse_seconds <= QUICK_SECONDS:
                 raise
         return self._run(self._slow, self._limits.parse_seconds, owner, size, cancel, attempt)
+
+    def count(self, owner: str, cancel: threading.Event, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns, which counts the tokens of a text; it is the owner's time too.
+
+        Raises:
+            Cancelled: ``cancel`` was set while waiting.
+        """
+        with self._counting.turn(self.spent(owner), 0, cancel):
+            begun = self._clock()
+            try:
+                return work()
+            finally:
+                self._charge(owner, self._clock() - begun)
 
     def _run(
         self,

@@ -59,7 +59,8 @@ class LoginDelays:
 
 def delay_seconds(wrong: int) -> float:
     """How long to wait after so many wrong passwords: 0, 0, 2, 4, 8 ... seconds."""
-    return min(LONGEST_SECONDS, 2.0 ** (wrong - FREE_TRIES + 1)) if wrong >= FREE_TRIES else 0.0
+    doublings = min(wrong - FREE_TRIES + 1, 10)  # 2**10 is beyond the longest
+    return min(LONGEST_SECONDS, 2.0**doublings) if wrong >= FREE_TRIES else 0.0
 
 
 def _network(address: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs
 
 from tidekv_apps.asgi import App, Receive, RefusedError, Scope, Send, address_of, header, noting_body, with_body
+from tidekv_apps.presence import Presence
 
 OWNER_COOKIE = "tidekv_owner"
 OWNER_KEY = "tidekv_owner"  # in the ASGI scope
@@ -97,10 +98,11 @@ class Binding:
         app: what comes after.
         visits: who holds what.
         real_paths: puts the paths of the caller's own uploads where a request names them.
+        presence: told who listens.
     """
 
-    def __init__(self, app: App, visits: Visits, real_paths: Callable[[str, Any], Any]) -> None:
-        self._app, self._visits, self._real_paths = app, visits, real_paths
+    def __init__(self, app: App, visits: Visits, real_paths: Callable[[str, Any], Any], presence: Presence) -> None:
+        self._app, self._visits, self._real_paths, self._presence = app, visits, real_paths, presence
 
     async def call(self, scope: Scope, body: bytes, receive: Receive, send: Send, *, named: bool) -> None:
         """Begin an event: in the caller's session, or in a new one if the request names none and ``named`` is false."""
@@ -126,12 +128,14 @@ class Binding:
         query = parse_qs(scope["query_string"].decode("latin-1"))
         key = _id(next(iter(query.get("session_hash", [])), None))
         self._check(self._visits.owns(key, owner_of(scope)) and len(query["session_hash"]) == 1)
-        await self._app(scope, receive, send)
+        with self._presence.listening(key):
+            await self._app(scope, receive, send)
 
     async def result(self, event: str, scope: Scope, receive: Receive, send: Send) -> None:
         """What one event says."""
         self._check(self._visits.owns_event(_id(event), owner_of(scope)))
-        await self._app(scope, receive, send)
+        with self._presence.listening(event):
+            await self._app(scope, receive, send)
 
     async def heartbeat(self, key: str, scope: Scope, receive: Receive, send: Send) -> None:
         """The sign of life whose end closes the session."""

@@ -113,7 +113,12 @@ def _guarded(options: AppOptions, services: Any) -> Any:
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         app.middleware_stack = Guard(
-            app.middleware_stack, hosts=hosts, visits=services.registry, inbox=services.inbox, health=services.health
+            app.middleware_stack,
+            hosts=hosts,
+            visits=services.registry,
+            inbox=services.inbox,
+            health=services.health,
+            presence=services.presence,
         )
         yield
 

@@ -15,6 +15,7 @@ from tidekv_apps.inbox import Inbox
 from tidekv_apps.lanes import ReadingLanes
 from tidekv_apps.models import Models
 from tidekv_apps.owners import owner_of
+from tidekv_apps.presence import Presence
 from tidekv_apps.registry import Registry
 from tidekv_apps.settings import AppOptions, AskSettings
 from tidekv_apps.storage import Storage
@@ -38,11 +39,12 @@ class Services:
         self.options, self.folder = options, folder
         self.uploads = folder / "uploads"
         self.inbox = Inbox(self.uploads, options.limits)
+        self.presence = Presence(options.limits.listener_seconds)
         self.lanes, self.storage = ReadingLanes(options.limits), Storage(options.limits)
         self.registry = Registry(folder / "visits", options.limits, self._new_settings, self.storage)
         self.models = Models(options, before_unload=self.registry.drop_readers)
         self.asker = Asker(self.models, self.registry)
-        self._threads = ThreadPoolExecutor(8, thread_name_prefix="tidekv-page")
+        self._threads = ThreadPoolExecutor(options.limits.visits, thread_name_prefix="tidekv-page")
         self._stopped = threading.Event()
 
     def _new_settings(self) -> AskSettings:
@@ -71,7 +73,10 @@ class Services:
         return state == "ok", {"status": state, "questions": self.models.line.waiting}
 
     async def beside(self, visit: Visit, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Run ``work`` in a thread, one piece at a time per visit: nobody's documents hold up another's page."""
+        """Run ``work`` in a thread, one piece at a time per visit.
+
+        There are as many threads as visits, so that nobody's documents hold up another's page.
+        """
         async with visit.turnstile:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 

@@ -34,6 +34,7 @@ class Limits:
         reading_seconds: for all files of an owner, within ten minutes.
         visits: browser tabs at once; one address takes at most half.
         visits_per_owner: tabs of one browser at once.
+        listener_seconds: an API call goes on for so long with nobody waiting for its result.
         idle_seconds: after this long without a request a visit is closed.
         waiting_jobs: questions in the queue; more are refused.
         store_bytes: prefix stores of all visits together; the least recently used ones go first.
@@ -56,6 +57,7 @@ class Limits:
     reading_seconds: float = 240.0
     visits: int = 200
     visits_per_owner: int = 20
+    listener_seconds: float = 15.0
     idle_seconds: float = 7200.0
     waiting_jobs: int = 32
     store_bytes: int = 2 << 30

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tidekv_apps.panels import left_out, render
 from tidekv_apps.preview import PageImage, draw_page
 from tidekv_apps.quotes import find_quote
@@ -11,6 +13,26 @@ from tidekv_llm.documents import Document
 from tidekv_llm.errors import ConfigError
 
 PAGES_PER_VIEW = 50
+CHARACTERS_PER_PAGE = 20_000
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The text of a page as far as it is shown: of a text file without pages, which may have megabytes, a part."""
+
+    before: str
+    quoted: str
+    after: str
+    note: str
+
+
+def excerpt(text: str, found: tuple[int, int] | None = None) -> Excerpt:
+    """The text around a quotation, or from its beginning."""
+    start, stop = found or (0, 0)
+    first = max(0, start - CHARACTERS_PER_PAGE // 2) if len(text) > CHARACTERS_PER_PAGE else 0
+    last = min(len(text), first + CHARACTERS_PER_PAGE)
+    shown = f"Characters {first + 1:,} to {last:,} of {len(text):,} are shown; the model is given all of them."
+    return Excerpt(text[first:start], text[start:stop], text[stop:last], shown if last - first < len(text) else "")
 
 
 def open_citation(visit: Visit, argument: str) -> None:
@@ -69,7 +91,7 @@ def page_view(document: Document, number: int, quote: str | None, entry: Entry |
         unverified=quote is not None and found is None,
         image=_drawn(entry, number, quote),
         page=page,
-        found=found,
+        shown=excerpt(page.text, found),
     )
 
 
@@ -88,7 +110,7 @@ def text_view(entry: Entry, tokens: dict[int, int], start: int) -> str:
         "text.html",
         entry=entry,
         tokens=tokens,
-        pages=pages[start:stop],
+        pages=[(page, excerpt(page.text)) for page in pages[start:stop]],
         left_out=left_out(entry),
         earlier=max(0, start - PAGES_PER_VIEW) if start else None,
         later=stop if stop < len(pages) else None,

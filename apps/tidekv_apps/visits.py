@@ -13,7 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidekv_apps.budget import Budget, BudgetCounter
+from tidekv_apps.budget import Budget, BudgetCounter, Source
 from tidekv_apps.jobs import Job
 from tidekv_apps.records import Entry, Turn
 from tidekv_apps.settings import AskSettings
@@ -103,7 +103,15 @@ class Visit:
 
     def budget(self, facts: ModelFacts, question: str) -> Budget | None:
         """What the next question would take; None without a document that is ready."""
-        return self.counter.count(self.ready_documents(), self.history(), self.settings, facts, question)
+        return self.counter.count(self._sources(), self.history(), self.settings, facts, question)
+
+    def is_counted(self, facts: ModelFacts) -> bool:
+        """Whether :meth:`budget` answers at once."""
+        return self.counter.is_counted(self._sources(), facts)
+
+    def _sources(self) -> list[Source]:
+        pairs = ((entry.document, entry.selected()) for entry in self.entries)
+        return [Source(whole, chosen) for whole, chosen in pairs if whole is not None and chosen is not None]
 
     def begin(self, job: Job) -> None:
         """Make ``job`` the visit's running one.
@@ -131,7 +139,7 @@ class Visit:
             self.entries, self.parked, self.turns = [], [], []
             self.viewer = self.shown_turn = None
             self.notice = ""
-            self.counter.forget()
+        self.counter.forget()
         self.drop_reader()
         self.tidy()
 

@@ -18,7 +18,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, Runn
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from langchain_tidekv.errors import langchain_errors
+from langchain_tidekv.errors import TideKVInvalidRequestError, langchain_errors
 from langchain_tidekv.llm import count_messages, token_ids
 from langchain_tidekv.prompts import payload_of
 from tidekv_fields import TideKVFields
@@ -59,7 +59,8 @@ class ChatTideKV(TideKVFields, BaseChatModel):
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        return self.identity()
+        with langchain_errors():
+            return self.identity()
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         """Known here if a local file tells; complete once the model is loaded."""
@@ -128,6 +129,17 @@ class ChatTideKV(TideKVFields, BaseChatModel):
             async for item in aiterate(self.engine_handle(), self._call(messages, stop, kwargs), self.timeout):
                 yield _chunk(item)
         self._learn_profile()
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
+        """Refused: no grammar holds these models to a call that a program could run.
+
+        Raises:
+            TideKVInvalidRequestError: always; it says what to use instead.
+        """
+        raise TideKVInvalidRequestError(
+            f"{type(self).__name__} cannot call tools: nothing holds the model to a valid call; use "
+            "with_structured_output(schema) and call the tool yourself, or put its result into a message"
+        )
 
     # --- structured output ------------------------------------------------------------------------------
 

@@ -56,7 +56,8 @@ class TideKVLLM(TideKVFields, BaseLLM):
     def _identifying_params(self) -> Mapping[str, Any]:
         """The cache's key: within a call its options too, or other options would get a wrong cached answer."""
         call = _call.get()
-        return self.identity() if call is None else {**self.identity(), "call": call}
+        with langchain_errors():
+            return self.identity() if call is None else {**self.identity(), "call": call}
 
     # --- prompts ----------------------------------------------------------------------------------------
 

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator,
 
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.options import GenerationOptions
-from tidekv_llm.service.pool import EngineHandle, EngineSpec
-from tidekv_llm.service.requests import call_options
+from tidekv_llm.service import EngineHandle, EngineSpec, call_options, model_identity
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -135,12 +134,16 @@ class TideKVFields(BaseModel):
         return {name: getattr(self, name) for name in names}
 
     def identity(self) -> dict[str, Any]:
-        """Every field on which the answer depends, for traces and cache keys; plain values."""
+        """All on which the answer depends, the weights themselves too, for traces and cache keys; plain values."""
+        engine = self.engine
         return {
             "model": self.model,
+            "weights": model_identity(self.engine_handle()),
             **self.sampling_fields(),
-            "context_window": self.context_window,
-            "prefill": repr(self.prefill or (self.engine.config if self.engine is not None else None)),
+            "own_stop": self.stop,  # both hold, but LangChain writes a call's over "stop"
+            "context_window": self.context_window if engine is None else engine.context_window,
+            "prefill": repr(self.prefill or (PrefillConfig() if engine is None else engine.config)),
+            "device": self.device,
             "dtype": self.dtype,
             "load_options": {key: repr(value) for key, value in self.load_options.items()},
             "chat_template": self.chat_template,

@@ -76,13 +76,19 @@ def start_limited(folder: Path, model: Path, **options: object) -> Running:
     return _start(folder, ["-m", "tests.apps.serve", json.dumps(chosen)], None)
 
 
+def start_driver(driver: str, folder: Path, model: Path, notes: Path, **options: object) -> Running:
+    """The app with parts of it replaced, see ``watched.py`` and ``stuck.py``."""
+    chosen = {"model": str(model), "port": free_port(), **options}
+    return _start(folder, ["-m", f"tests.apps.{driver}", str(notes), json.dumps(chosen)], None)
+
+
 def _start(folder: Path, arguments: list[str], env: dict[str, str] | None) -> Running:
     log, begin = folder / f"app-{len(list(folder.glob('*.log')))}.log", time.monotonic()
     command = [sys.executable, *arguments]
     settings = {**environment(), "TMPDIR": str(folder), **(env or {})}
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=settings, text=True, cwd=ROOT)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         found = re.search(r"at (http://\S+?)/? \(", log.read_text())
         if found:
@@ -97,7 +103,7 @@ def _start(folder: Path, arguments: list[str], env: dict[str, str] | None) -> Ru
 def stop_app(running: Running) -> None:
     running.process.send_signal(signal.SIGINT)
     try:
-        running.process.wait(20)
+        running.process.wait(300)
     except subprocess.TimeoutExpired:
         running.process.kill()
         running.process.wait()

@@ -26,7 +26,7 @@ class Caller:
     opened: ClassVar[list[Caller]] = []
 
     def __init__(self, url: str, *, cookie: bool = True) -> None:
-        self.web = httpx.Client(base_url=url, timeout=60)
+        self.web = httpx.Client(base_url=url, timeout=60, verify=False)  # plain HTTP: no certificates to load
         self.opened.append(self)
         self.session = secrets.token_hex(8)
         if cookie:
@@ -85,16 +85,24 @@ class Line:
 
     def status(self) -> int:
         """The status of the answer; 0 if the server just ended the connection."""
+        head = self._read_to(b"\r\n\r\n")
+        return int(head.split()[1]) if head else 0
+
+    def body(self) -> bytes:
+        """The answer's JSON, after :meth:`status`."""
+        return self._read_to(b"]")
+
+    def _read_to(self, end: bytes) -> bytes:
         data = b""
-        while b"\r\n" not in data:
+        while not data.endswith(end):
             try:
-                piece = self.socket.recv(4096)
+                piece = self.socket.recv(1)
             except ConnectionError:
                 piece = b""
             if not piece:
-                return 0
+                return b""
             data += piece
-        return int(data.split()[1])
+        return data
 
     def close(self) -> None:
         self.socket.close()
@@ -132,7 +140,11 @@ def until(condition: Callable[[], Any], seconds: float = 120) -> bool:
     return True
 
 
+def uploaded(folder: Path) -> list[Path]:
+    """Files and folders that uploads of an app started in ``folder`` have left; one empty folder is Gradio's own."""
+    return [path for path in folder.glob("tidekv-app-*/uploads/**/*") if path.name != "vibe_edit_history"]
+
+
 def stored(folder: Path) -> list[Path]:
-    """Everything in the upload and visit folders of an app started in ``folder``, except the visits' own folders."""
-    inside = [path for kind in ("uploads", "visits") for path in folder.glob(f"tidekv-app-*/{kind}/**/*")]
-    return [path for path in inside if path.is_file() or path.parent.name == "uploads"]
+    """The same, and the documents of visits."""
+    return uploaded(folder) + list(folder.glob("tidekv-app-*/visits/*/*"))

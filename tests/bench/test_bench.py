@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+from dataclasses import asdict
+from functools import partial
 
 import pytest
 import torch
@@ -159,13 +161,13 @@ def test_a_benchmark_from_end_to_end(tmp_path, capsys):
 @pytest.mark.timeout(900)
 def test_a_prompt_of_131072_tokens_in_ten_minutes_and_one_gib(tmp_path):
     """The embedded model's shape with two random layers, in a fresh process."""
-    from tidekv_llm.bench.children import run_child
+    from tidekv_llm.bench.children import run_job
     from tidekv_llm.bench.task import Measurement
 
     what = Measurement(
         method="tidekv", model="random:smollm2-135m", layers=2, prompt_tokens=131_072, chunk_size=2048, new_tokens=2
     )
-    found = run_child(what)
+    found = run_job("measure:measure_job", asdict(what))
     assert found["ttft_seconds"] < 600
     assert found["transient_bytes"] < 2**30
 
@@ -174,13 +176,12 @@ def test_a_prompt_of_131072_tokens_in_ten_minutes_and_one_gib(tmp_path):
 @pytest.mark.timeout(900)
 def test_the_transient_is_80_percent_below_post_prefill_at_16384_tokens():
     """Two layers have the transient of thirty: only one is active at a time."""
-    from tidekv_llm.bench.children import run_child
+    from tidekv_llm.bench.children import run_job
     from tidekv_llm.bench.task import Measurement
 
+    what = partial(Measurement, model="random:smollm2-135m", layers=2, prompt_tokens=16_384, new_tokens=2)
     found = {
-        method: run_child(
-            Measurement(method=method, model="random:smollm2-135m", layers=2, prompt_tokens=16_384, new_tokens=2)
-        )["above_steady_bytes"]
+        method: run_job("measure:measure_job", asdict(what(method=method)))["above_steady_bytes"]
         for method in ("tidekv", "post-prefill")
     }
     assert found["tidekv"] < 0.2 * found["post-prefill"]

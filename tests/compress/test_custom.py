@@ -19,6 +19,7 @@ from tidekv_llm.bench.selectors import EVERYTHING, Outcome, describe, settings, 
 from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.compress.fan_out import FanOut
+from tidekv_llm.compress.keep_everything import KeepEverything
 from tidekv_llm.compress.layer_end import select_per_head, select_positions
 from tidekv_llm.compress.selectors import H2O, ChunkKV, Scorer, Selector, selector_names
 from tidekv_llm.config import SELECTORS, PrefillConfig
@@ -167,6 +168,24 @@ def test_one_prefill_for_many_compressors_gives_what_each_alone_gives() -> None:
         for layer in range(3):
             for head in range(2):
                 assert torch.equal(cache.positions(layer, head), alone.positions(layer, head))
+
+
+def test_one_prefill_ends_layers_in_any_way() -> None:
+    """A compressor and keep-everything side by side, each as if it were alone."""
+    llm, prompt = TideKV(tiny_model("gemma3_text")), random_prompt(90)
+    config = PrefillConfig(kept_tokens=24, window_size=4, chunk_size=20)
+    fan_out = FanOut([KeepEverything(4, 0), Compressor(config, 3, 90, 0, llm.decoder.full_layers)])
+    with MemoryMeter(llm.decoder.device, weights=0) as meter, torch.no_grad():
+        task = PrefillTask(config, Request(), meter)
+        built = run_layer_major(llm.decoder, torch.tensor([prompt]), task, fan_out, chunk_size=20)
+    assert built.evidence is None
+    alone = [llm.with_prefill(config.replace(schedule=name)) for name in ("tidekv-no-evict", "tidekv")]
+    for cache, engine in zip(fan_out.caches, alone, strict=True):
+        expected = engine.prefill(prompt).cache
+        assert cache.nbytes == expected.nbytes
+        for layer in range(3):
+            assert torch.equal(cache.positions(layer, 1), expected.positions(layer, 1))
+            assert torch.equal(cache.keys(layer, 1), expected.keys(layer, 1))
 
 
 def test_settings_have_names_of_their_own() -> None:

@@ -98,7 +98,7 @@ def test_top_k_keeps_k_tokens_even_among_ties(top_k: int) -> None:
         ({"top_p": 0.0}, "top_p=0.0 must be above 0 and at most 1"),
         ({"top_p": 1.1}, "top_p=1.1 must be above 0 and at most 1"),
         ({"top_p": math.nan}, "top_p=nan must be above 0"),
-        ({"top_k": -1}, "top_k=-1 must be at least 0"),
+        ({"top_k": -1}, "top_k=-1 must be a whole number of at least 0"),
     ],
 )
 def test_impossible_options_are_named(options: dict[str, float], message: str) -> None:

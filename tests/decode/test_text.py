@@ -16,10 +16,10 @@ def deltas(ids: list[int], *stop: str) -> tuple[list[str], TextStream]:
     """What comes out per id and at the end, as the engine drives it."""
     stream, out = TextStream(byte_tokenizer(), stop), []
     for token in ids:
-        out.append(stream.push(token))
+        out.append(stream.push(token).text)
         if stream.stopped:
             break
-    out.append(stream.finish())
+    out.append(stream.finish().text)
     return out, stream
 
 
@@ -88,7 +88,7 @@ def test_a_stop_string_inside_one_token_cuts_it() -> None:
     stream = TextStream(tokenizer, ("b",))
     merged = len(tokenizer) - 1
     assert tokenizer.decode([merged]) == "abc"
-    assert stream.push(merged) == "a"
+    assert stream.push(merged).text == "a"
     assert stream.stopped
 
 
@@ -113,13 +113,13 @@ def test_deltas_add_up_to_the_text_before_the_stop_that_comes_first(text: str, s
 def test_long_texts_decode_only_their_last_tokens(length: int) -> None:
     stream = TextStream(byte_tokenizer())
     widths = []
-    own = stream._decode
+    own = stream._characters._decode
 
     def decode(ids: list[int]) -> str:
         widths.append(len(ids))
         return own(ids)
 
-    stream._decode = decode  # type: ignore[method-assign]
+    stream._characters._decode = decode  # type: ignore[method-assign]
     for token in ids_of("é" * length):
         stream.push(token)
     assert max(widths) <= 8

@@ -145,7 +145,7 @@ def test_chat_without_a_template_is_refused():
 
 def test_a_template_that_refuses_the_conversation_is_one_line():
     broken = make_tokenizer("{{ raise_exception('never') }}")
-    with pytest.raises(ConfigError, match="rejects this conversation"):
+    with pytest.raises(ConfigError, match="refuses this conversation: never"):
         build_prompt(BOOK, "Why?", broken)
 
 

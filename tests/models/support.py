@@ -38,7 +38,8 @@ if mode == "no pip":
     sys.exit(1)
 if mode == "hangs":
     (here / "hanging").touch()
-    time.sleep(60)
+    time.sleep(600)
+    (here / "woke").touch()
 if mode == "slow":
     time.sleep(1.5)
 shutil.copy(wheel, dest)
@@ -126,7 +127,7 @@ def save_tiny_tokenizer(folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token="w1").save_pretrained(folder)
 
 
-def write_tiny_gguf(path: Path) -> Path:
+def write_tiny_gguf(path: Path, *, end_of_turn: int | None = None) -> Path:
     """A random llama of one layer with a byte-level tokenizer that splits digits, as llama.cpp stores it."""
     import gguf
     import numpy as np
@@ -152,6 +153,8 @@ def write_tiny_gguf(path: Path) -> Path:
     writer.add_unk_token_id(0)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    if end_of_turn is not None:
+        writer.add_eot_token_id(end_of_turn)
     random = np.random.default_rng(0)
     block = {
         "attn_norm": (32,), "ffn_norm": (32,), "attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32),

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.models.support import save_tiny_llama, write_tiny_gguf
+from tidekv_llm import TideKV
 from tidekv_llm.errors import (
     Cancelled,
     ConfigError,
@@ -110,6 +111,14 @@ def test_gguf_file_loads_dense_with_the_tokens_of_its_header(tmp_path: Path) -> 
     assert loaded.tokenizer.tokenize("\n\n1") == ["ĊĊ", "1"]
     ids = loaded.tokenizer("ab", return_tensors="pt").input_ids
     assert loaded.model(ids).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("end_of_turn", [None, 7])
+def test_the_end_of_turn_in_a_gguf_header_is_a_stop(tmp_path: Path, end_of_turn: int | None) -> None:
+    """Its end of sequence is another token, which a chat model seldom writes: the answer ran on to its full length."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", end_of_turn=end_of_turn)
+    with TideKV.from_pretrained(path, dtype="float32", device="cpu") as llm:
+        assert llm._open().stop_ids == {2, end_of_turn} - {None}
 
 
 def test_a_gguf_file_is_told_by_our_progress_and_draws_no_bar_of_its_own(

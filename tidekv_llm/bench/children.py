@@ -12,10 +12,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from tidekv_llm.bench.task import Measurement
 from tidekv_llm.errors import TideKVError
 
 PACKAGE = "tidekv_llm.bench"
@@ -32,15 +30,6 @@ class ChildFailed(TideKVError):
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
         self.refused = refused
-
-
-def run_child(what: Measurement, *, timeout_seconds: float = 3600) -> dict[str, Any]:
-    """Measure in a process of its own, so that no method inherits another's heap.
-
-    Raises:
-        ChildFailed: the process failed or took too long.
-    """
-    return run_job("measure:measure_job", asdict(what), timeout_seconds=timeout_seconds)
 
 
 def run_job(function: str, arguments: Mapping[str, Any], *, timeout_seconds: float = 3600) -> dict[str, Any]:

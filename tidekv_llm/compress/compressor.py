@@ -37,14 +37,13 @@ class Compressor:
     reserve: int = 0
     full_layers: Sequence[int] | None = None
     selector: Selector = field(init=False)
-    budgets: dict[int, int] = field(init=False)
     evidence: Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         config, self.selector = self.config, make_selector(self.config)
         full = tuple(range(self.num_layers)) if self.full_layers is None else tuple(self.full_layers)
         self._last_full = full[-1] if full else -1
-        self.budgets = dict(zip(full, _layer_budgets(config, len(full), self.prompt_length), strict=True))
+        self._budgets = dict(zip(full, _layer_budgets(config, len(full), self.prompt_length), strict=True))
         self._cascade: Cascade | None = None
         if config.layer_budget == "cake" and config.kept_tokens < self.prompt_length:
             mandatory = min(config.window_size + config.sinks, self.prompt_length)
@@ -67,20 +66,17 @@ class Compressor:
         if window is not None:
             kept_last = _last_positions(layer, window)
             return RectangularLayer(layer.keys, layer.values, kept_last, reserve=self.reserve, window=window)
-        layer = layer.observed_by(self.window_size)
-        if self._cascade is None:
-            kept = self._select(layer, self.budgets[layer.index])
-            stored = self._store(layer, kept)
-            self._finish(stored, kept)
-            return stored
-        budget = self._cascade.make_room(layer, self.config.score_block_size)
+        layer, cascade = layer.observed_by(self.window_size), self._cascade
+        block = self.config.score_block_size
+        budget = self._budgets[layer.index] if cascade is None else cascade.make_room(layer, block)
         kept = self._select(layer, budget)
         stored = self._store(layer, kept)
-        self._cascade.add(stored, kept)
-        if layer.index == self._last_full:
-            self.budgets = dict(zip(self.budgets, self._cascade.budgets, strict=True))
-            for each in self._cascade.layers:
-                self._finish(*each)
+        final = [(stored, kept)]
+        if cascade is not None:  # every budget is final with the last layer's
+            cascade.add(stored, kept)
+            final = cascade.layers if layer.index == self._last_full else []
+        for each in final:
+            self._finish(*each)
         return stored
 
     def _select(self, layer: FullLayer, budget: int) -> Kept | HeadKept:
@@ -94,26 +90,11 @@ class Compressor:
         return kept
 
     def _choose(self, layer: FullLayer, budget: int) -> Kept | HeadKept:
-        config = self.config
+        config, selector = self.config, self.selector
+        sizes = {"window_size": config.window_size, "sinks": config.sinks, "block_size": config.score_block_size}
         if config.head_budget == "ada" and config.kept_tokens < layer.prompt_length:
-            return select_per_head(
-                layer,
-                self.selector,
-                budget,
-                window_size=config.window_size,
-                sinks=config.sinks,
-                block_size=config.score_block_size,
-                floor_alpha=config.floor_alpha,
-            )
-        return select_positions(
-            layer,
-            self.selector,
-            budget,
-            window_size=config.window_size,
-            sinks=config.sinks,
-            block_size=config.score_block_size,
-            rank_all=self._cascade is not None,
-        )
+            return select_per_head(layer, selector, budget, floor_alpha=config.floor_alpha, **sizes)
+        return select_positions(layer, selector, budget, rank_all=self._cascade is not None, **sizes)
 
     def _store(self, layer: FullLayer, kept: Kept | HeadKept) -> StoredLayer:
         ragged = isinstance(kept, HeadKept) or self.config.kv_bits < 16 or self.config.layout == "flattened"

@@ -13,12 +13,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidekv_llm.documents.pages import Document, Page
-from tidekv_llm.documents.template import DOCUMENT, Message, Piece, default_bos, encode, has_chat_template, render
+from tidekv_llm.documents.template import (
+    DOCUMENT,
+    Message,
+    Piece,
+    TemplateKwargs,
+    default_bos,
+    encode,
+    encode_chat,
+    has_chat_template,
+    render,
+    turn_end,
+)
 from tidekv_llm.documents.tokens import plain_ids
 from tidekv_llm.errors import ConfigError, ContextOverflowError, NoTextError
 
 # Short on purpose: a second sentence made no difference to what SmolLM2-135M got right on the sample.
 DEFAULT_INSTRUCTIONS = "Answer the question briefly, using the document."
+
+# A model without a chat template is shown turns that begin so, and goes on with the next one by itself.
+_PLAIN_STOPS = ("\n\nQuestion:", "\nQuestion:")
 
 HistoryTurn = tuple[str, str]
 """An earlier question and its answer."""
@@ -53,6 +67,7 @@ class Prompt:
         document_end: length of the prefix that no question or history can change.
         question: the question as asked.
         warnings: pages left out, and what the documents warn of.
+        stop: what the next turn would begin with, where no control token ends the answer before.
     """
 
     token_ids: tuple[int, ...]
@@ -60,6 +75,7 @@ class Prompt:
     document_end: int
     question: str
     warnings: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -75,6 +91,8 @@ class DocumentLayout:
         token_ids: everything up to the end of the last page.
         spans: token ranges of the pages.
         warnings: pages left out, and what the documents warn of.
+        stop: what the next turn would begin with, where no control token ends the answer before.
+        chat_template_kwargs: values for the chat template's own names.
     """
 
     tokenizer: Any
@@ -82,6 +100,8 @@ class DocumentLayout:
     token_ids: tuple[int, ...]
     spans: tuple[PageSpan, ...]
     warnings: tuple[str, ...]
+    stop: tuple[str, ...]
+    chat_template_kwargs: TemplateKwargs | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -114,12 +134,12 @@ class DocumentLayout:
         _check_question(question)
         ids = (*self.token_ids, *self.behind(question, history))
         self.check(limit, answer_reserve, len(ids) - len(self))
-        return Prompt(ids, self.spans, len(self), question, self.warnings)
+        return Prompt(ids, self.spans, len(self), question, self.warnings, self.stop)
 
     def behind(self, question: str, history: Sequence[HistoryTurn] = ()) -> list[int]:
         """Token ids of what follows the documents; an empty question gives the frame that every question has."""
         turns = [*((str(asked), str(answered)) for asked, answered in history), (question.strip(), "")]
-        return encode(self.tokenizer, _pieces_behind(self.tokenizer, turns, self.instructions))
+        return encode(self.tokenizer, _Frame.of(self).behind(turns))
 
     def check(self, limit: int | None, answer_reserve: int = 0, behind: int = 0) -> None:
         """Raise :class:`ContextOverflowError` if the documents, so much behind them and an answer exceed ``limit``."""
@@ -134,6 +154,7 @@ def lay_out(
     *,
     instructions: str = DEFAULT_INSTRUCTIONS,
     unnamed: int | None = None,
+    chat_template_kwargs: TemplateKwargs | None = None,
 ) -> DocumentLayout:
     """Lay out instructions and pages.
 
@@ -144,22 +165,25 @@ def lay_out(
         unnamed: how many of the first documents have page markers without the file's name; by default one if it is
             alone, else none. A session that was opened with one document and has more appended keeps the first one's
             markers as they were.
+        chat_template_kwargs: values for the chat template's own names, ``{"enable_thinking": True}`` say.
 
     Raises:
-        ConfigError: no document.
+        ConfigError: no document, or a template that does not take one.
         NoTextError: no page can be read.
     """
     chosen = (documents,) if isinstance(documents, Document) else tuple(documents)
     _check_documents(chosen)
     instructions = instructions.strip()
-    pieces, bos = _frame(tokenizer, [("", "")], instructions)
-    ids, spans = [*bos, *encode(tokenizer, _before_document(pieces))], []
+    frame = _Frame(tokenizer, instructions, chat_template_kwargs)
+    ids, spans = frame.before(), []
     unnamed, names = int(len(chosen) == 1) if unnamed is None else unnamed, document_names(chosen)
     for index, page in _readable_pages(chosen):
         start = len(ids)
         ids += plain_ids(tokenizer, _page_text(page, names[index] if index >= unnamed else ""))
         spans.append(PageSpan(index, page.number, page.label, start, len(ids)))
-    return DocumentLayout(tokenizer, instructions, tuple(ids), tuple(spans), _warnings(chosen))
+    return DocumentLayout(
+        tokenizer, instructions, tuple(ids), tuple(spans), _warnings(chosen), frame.stop(), chat_template_kwargs
+    )
 
 
 def build_prompt(
@@ -171,6 +195,7 @@ def build_prompt(
     instructions: str = DEFAULT_INSTRUCTIONS,
     limit: int | None = None,
     answer_reserve: int = 0,
+    chat_template_kwargs: TemplateKwargs | None = None,
 ) -> Prompt:
     """Lay out instructions, pages, history and question, in this order.
 
@@ -182,7 +207,7 @@ def build_prompt(
         ContextOverflowError: prompt and reserve exceed ``limit``; nothing is ever cut.
     """
     _check_question(question)  # before the long part
-    layout = lay_out(documents, tokenizer, instructions=instructions)
+    layout = lay_out(documents, tokenizer, instructions=instructions, chat_template_kwargs=chat_template_kwargs)
     return layout.prompt(question, history, limit=limit, answer_reserve=answer_reserve)
 
 
@@ -204,44 +229,70 @@ def count_document_tokens(document: Document, tokenizer: Any) -> list[int]:
     return [len(plain_ids(tokenizer, _page_text(page))) if page.readable else 0 for page in document.pages]
 
 
-def chat_prompt(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
+def chat_prompt(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat_template_kwargs: TemplateKwargs | None = None
+) -> list[int]:
     """Token ids of a conversation, ready for the assistant's turn.
 
     Args:
         messages: ``{"role": "system" | "user" | "assistant", "content": str}``. System messages are merged
-            into one at the start; the content of every message is plain text, whatever it spells.
+            into one at the start, and neighbours of one role into one message; the content of every message is
+            plain text, whatever it spells.
         tokenizer: one with a chat template.
+        chat_template_kwargs: values for the template's own names, ``{"enable_thinking": True}`` say.
 
     Raises:
-        ConfigError: no chat template, no message, or a message of another form.
+        ConfigError: no chat template, no message, a message of another form, or one that the template refuses.
     """
     if not has_chat_template(tokenizer):
         raise ConfigError("the tokenizer has no chat template; use an instruction-tuned model, or plain text")
-    pieces, bos = render(tokenizer, _merge_system(_check_messages(messages)))
-    return [*bos, *encode(tokenizer, pieces)]
+    return encode_chat(tokenizer, _merge_neighbours(_merge_system(_check_messages(messages))), chat_template_kwargs)
 
 
 # --- layout --------------------------------------------------------------------------------------------
 
 
-def _frame(tokenizer: Any, turns: Sequence[HistoryTurn], instructions: str) -> tuple[list[Piece], tuple[int, ...]]:
-    """Pieces with the place of the pages among them; ``turns`` ends with ``(question, "")``, the one to answer."""
-    if has_chat_template(tokenizer):
-        return render(tokenizer, _document_chat(turns, instructions))
-    # For base models: instructions, pages, then "Question:" / "Answer:" lines to be continued.
-    before = [Piece("plain", f"{instructions}\n\n")] if instructions else []
-    return [*before, DOCUMENT, Piece("plain", _plain_turns(turns))], default_bos(tokenizer)
+@dataclass(frozen=True)
+class _Frame:
+    """What stands around the pages."""
 
+    tokenizer: Any
+    instructions: str
+    chat_template_kwargs: TemplateKwargs | None
 
-def _pieces_behind(tokenizer: Any, turns: Sequence[HistoryTurn], instructions: str) -> list[Piece]:
-    pieces, _ = _frame(tokenizer, turns, instructions)
-    alone, _ = _frame(tokenizer, [("", "")], instructions)
-    if _before_document(pieces) != _before_document(alone):
-        # Some templates render the first turn differently once others follow (date lines, dropped reasoning).
-        # The document part must not move, so the history is told inside the one user turn.
-        told = _plain_turns(turns).removesuffix("\nAnswer:").removeprefix("Question: ")
-        pieces, _ = _frame(tokenizer, [(told, "")], instructions)
-    return pieces[pieces.index(DOCUMENT) + 1 :]
+    @classmethod
+    def of(cls, layout: DocumentLayout) -> _Frame:
+        return cls(layout.tokenizer, layout.instructions, layout.chat_template_kwargs)
+
+    def before(self) -> list[int]:
+        """Token ids in front of the pages."""
+        pieces, bos = self._pieces([("", "")])
+        return [*bos, *encode(self.tokenizer, _before_document(pieces))]
+
+    def behind(self, turns: Sequence[HistoryTurn]) -> list[Piece]:
+        """What follows the pages; ``turns`` ends with ``(question, "")``, the one to answer."""
+        pieces, _ = self._pieces(turns)
+        alone, _ = self._pieces([("", "")])
+        if _before_document(pieces) != _before_document(alone):
+            # Some templates render the first turn differently once others follow (date lines, dropped reasoning).
+            # The document part must not move, so the history is told inside the one user turn.
+            told = _plain_turns(turns).removesuffix("\nAnswer:").removeprefix("Question: ")
+            pieces, _ = self._pieces([(told, "")])
+        return pieces[pieces.index(DOCUMENT) + 1 :]
+
+    def stop(self) -> tuple[str, ...]:
+        """What the next turn would begin with, where text alone tells it."""
+        if not has_chat_template(self.tokenizer):
+            return _PLAIN_STOPS
+        text = turn_end(self.tokenizer).text
+        return (text,) if text else ()
+
+    def _pieces(self, turns: Sequence[HistoryTurn]) -> tuple[list[Piece], tuple[int, ...]]:
+        if has_chat_template(self.tokenizer):
+            return render(self.tokenizer, _document_chat(turns, self.instructions), self.chat_template_kwargs)
+        # For base models: instructions, pages, then "Question:" / "Answer:" lines to be continued.
+        before = [Piece("plain", f"{self.instructions}\n\n")] if self.instructions else []
+        return [*before, DOCUMENT, Piece("plain", _plain_turns(turns))], default_bos(self.tokenizer)
 
 
 def _plain_turns(turns: Sequence[HistoryTurn]) -> str:
@@ -264,7 +315,7 @@ def _before_document(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    if not messages:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise ConfigError("messages is empty; give at least one user message")
     return [_check_message(index, message) for index, message in enumerate(messages)]
 
@@ -287,6 +338,17 @@ def _merge_system(messages: Sequence[Message]) -> list[Message]:
     if not texts:
         return others
     return [Message("system", (Piece("plain", "\n\n".join(texts)),)), *others]
+
+
+def _merge_neighbours(messages: Sequence[Message]) -> list[Message]:
+    """Neighbours of one role as one message: many templates insist on turns that alternate."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and merged[-1].role == message.role:
+            text = f"{merged.pop().text}\n\n{message.text}"
+            message = Message(message.role, (Piece("plain", text),))
+        merged.append(message)
+    return merged
 
 
 # --- pages, checks, warnings -----------------------------------------------------------------------------

@@ -6,8 +6,10 @@ Text from documents and users is untrusted: special tokens spelled in it are enc
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from tidekv_llm.errors import ConfigError
 
 _CONTROL_SPELLING = re.compile(r"<[^\s<>]+>|\[[^\s\[\]]+\]")
 
@@ -20,10 +22,15 @@ def template_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def plain_ids(tokenizer: Any, text: str) -> list[int]:
-    """Ids of untrusted text: whatever it spells, no control token comes out."""
+    """Ids of untrusted text: whatever it spells, no control token comes out.
+
+    Raises:
+        ConfigError: the text holds half of a character.
+    """
     if not text:
         return []
-    controls = _control_tokens(tokenizer)
+    check_characters(text)
+    controls = control_tokens(tokenizer)
     spelled = [token for token in controls.values() if token and token in text]
     ids = _encode_plain(tokenizer, text)
     # Not every tokenizer heeds split_special_tokens, and some mark control tokens as ordinary added ones:
@@ -38,7 +45,28 @@ def _encode_plain(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"])
 
 
-def _control_tokens(tokenizer: Any) -> dict[int, str]:
+def check_characters(text: str) -> None:
+    """Refuse text with a lone surrogate, half of a character that no encoding has.
+
+    Raises:
+        ConfigError: with its place.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"character {error.start} of the text is {text[error.start]!r}, half of a character (a lone surrogate); "
+            "decode the text again from its source"
+        ) from error
+
+
+def control_ids(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """The control tokens among ids, in order."""
+    controls = control_tokens(tokenizer)
+    return [token for token in ids if token in controls]
+
+
+def control_tokens(tokenizer: Any) -> dict[int, str]:
     """Id and spelling of tokens that steer a model: special ones, and added ``<...>`` and ``[...]``."""
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", None) or {}
     controls = {

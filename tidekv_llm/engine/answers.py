@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from tidekv_llm.decode.reasoning import Delta
 from tidekv_llm.documents import Citation, Prompt
 from tidekv_llm.metrics import Metrics
 
@@ -17,13 +18,15 @@ class Generation:
     """A finished generation.
 
     Attributes:
-        text: the answer, without special tokens, cut before a stop string.
+        text: the answer, without special tokens and reasoning, cut before a stop string.
+        reasoning: what the model thought before, where it marks that; else empty.
         token_ids: what was sampled, the end-of-sequence token not included.
         finish_reason: ``"stop"`` (end of sequence or a stop string) or ``"length"``.
         metrics: times and bytes.
     """
 
     text: str
+    reasoning: str
     token_ids: list[int]
     finish_reason: str
     metrics: Metrics
@@ -35,6 +38,7 @@ class Answer:
 
     Attributes:
         text: the answer.
+        reasoning: what the model thought before, where it marks that; it is neither cited nor remembered.
         citations: pages it rests on, each saying how that was found.
         metrics: times and bytes.
         prompt_tokens: tokens of the whole prompt; nothing was cut.
@@ -46,6 +50,7 @@ class Answer:
     """
 
     text: str
+    reasoning: str
     citations: tuple[Citation, ...]
     metrics: Metrics
     prompt_tokens: int
@@ -60,37 +65,61 @@ class Answer:
         """Kept positions per page, summed over layers and KV heads."""
         return tuple(sum(column) for column in zip(*self.page_strip_by_layer, strict=True))
 
+    def as_dict(self) -> dict[str, Any]:
+        """The answer, its citations and figures as JSON types; the prompt's ids and the evidence are left out."""
+        return {
+            "answer": self.text,
+            "reasoning": self.reasoning,
+            "finish_reason": self.finish_reason,
+            "citations": [citation.as_dict() for citation in self.citations],
+            "prompt_tokens": self.prompt_tokens,
+            "warnings": list(self.warnings),
+            "metrics": self.metrics.as_dict(),
+        }
 
+
+OnText = Callable[[str], None]
 Result = TypeVar("Result", Generation, Answer)
 
 
-class Deltas(Generic[Result]):
-    """Text deltas that end with a result."""
+Deltas = Generator[Delta, None, Result]
+"""Pieces of output, and what they make up."""
 
-    def __init__(self, deltas: Generator[str, None, Result]) -> None:
-        self._deltas: Generator[str, None, Result] = deltas
+
+class _Stream(Generic[Result]):
+    """Text deltas that end with a result; iterating skips the reasoning, :meth:`parts` does not."""
+
+    def __init__(self, deltas: Deltas[Result]) -> None:
+        self._deltas: Deltas[Result] = deltas
         self._result: Result | None = None
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        try:
-            return next(self._deltas)
-        except StopIteration as end:
-            if end.value is not None:
-                self._result = end.value
-            raise
+        return next(part.text for part in self.parts() if part.text)
+
+    def parts(self) -> Iterator[Delta]:
+        """Pieces as they come, each with its ``text`` and its ``reasoning``, one of them mostly empty."""
+        while True:
+            try:
+                part = next(self._deltas)
+            except StopIteration as end:
+                self._result = self._result if end.value is None else end.value
+                return
+            yield part
 
     def close(self) -> None:
         """Stop generating and release the cache."""
         self._deltas.close()
 
-    def drain(self, on_text: Callable[[str], None] | None = None) -> Result:
-        """Run to the end, telling ``on_text`` each delta, and return the result."""
-        for delta in self:
-            if on_text is not None:
-                on_text(delta)
+    def drain(self, on_text: OnText | None = None, on_reasoning: OnText | None = None) -> Result:
+        """Run to the end, telling each delta to whom it concerns, and return the result."""
+        for part in self.parts():
+            if on_text is not None and part.text:
+                on_text(part.text)
+            if on_reasoning is not None and part.reasoning:
+                on_reasoning(part.reasoning)
         assert self._result is not None
         return self._result
 
@@ -100,7 +129,7 @@ class Deltas(Generic[Result]):
         return self._result.metrics if self._result else None
 
 
-class Stream(Deltas[Generation]):
+class Stream(_Stream[Generation]):
     """Text deltas of a generation; :attr:`generation` holds the whole once they are through."""
 
     @property
@@ -109,7 +138,7 @@ class Stream(Deltas[Generation]):
         return self._result
 
 
-class AnswerStream(Deltas[Answer]):
+class AnswerStream(_Stream[Answer]):
     """Text deltas of an answer; :attr:`answer` holds the whole once they are through."""
 
     @property

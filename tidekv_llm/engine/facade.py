@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 
 from tidekv_llm.config import PrefillConfig, whole_number
 from tidekv_llm.documents import DEFAULT_INSTRUCTIONS, Document, build_prompt, chat_prompt
-from tidekv_llm.engine.answers import Answer, AnswerStream, Generation, Stream
+from tidekv_llm.documents.template import TemplateKwargs
+from tidekv_llm.documents.tokens import check_characters
+from tidekv_llm.engine.answers import Answer, AnswerStream, Generation, OnText, Stream
 from tidekv_llm.engine.limits import one_prompt
 from tidekv_llm.engine.run import Run
 from tidekv_llm.engine.session import Session
-from tidekv_llm.engine.weights import Hold, Weights
+from tidekv_llm.engine.weights import Hold, Weights, WeightsUser
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.models import load
 from tidekv_llm.options import GenerationOptions, Settled, settle
@@ -29,17 +31,14 @@ from tidekv_llm.request import ProgressCallback, Request
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from tidekv_llm.cache.cache_file import CacheOwner
     from tidekv_llm.documents.prompt import HistoryTurn
-    from tidekv_llm.hf import Decoder
     from tidekv_llm.prefill.result import Prefilled
-    from tidekv_llm.shapes import ModelShape
 
 Messages = Sequence[Mapping[str, Any]]
 PromptInput = str | Messages | Sequence[int] | Tensor
 
 
-class TideKV:
+class TideKV(WeightsUser):
     """A language model that reads whole documents with layer-major prefill and delayed eviction.
 
     Args:
@@ -138,61 +137,6 @@ class TideKV:
         other._prefix = SharedPrefix(limit_bytes)
         return other
 
-    # --- life cycle -------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Let go of the model; its memory is freed when the last engine that shares it is closed."""
-        self._hold.let_go()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The transformers model."""
-        return self._open().model
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The transformers tokenizer."""
-        return self._open().tokenizer
-
-    @property
-    def device(self) -> torch.device:
-        """Where prompts go in."""
-        return self._open().decoder.device
-
-    @property
-    def devices(self) -> tuple[torch.device, ...]:
-        """Every device that holds a part of the model."""
-        return self._open().decoder.devices
-
-    @property
-    def name(self) -> str:
-        """What the model is called."""
-        return self._open().name
-
-    @property
-    def shape(self) -> ModelShape:
-        """The model's dimensions, as the planner uses them."""
-        return self._open().shape
-
-    @property
-    def decoder(self) -> Decoder:
-        """The model taken apart into layers, for tools that run them."""
-        return self._open().decoder
-
-    @property
-    def cache_owner(self) -> CacheOwner:
-        """What a saved cache must have been saved for (``cache.save(path, llm.cache_owner)``)."""
-        return self._open().owner
-
-    def _open(self) -> Weights:
-        return self._hold.get()
-
     def _run(self) -> Run:
         return Run(self._hold, self.config, self.context_window, self._notes)
 
@@ -205,7 +149,9 @@ class TideKV:
         *,
         history: Sequence[HistoryTurn] = (),
         instructions: str | None = None,
-        on_text: Callable[[str], None] | None = None,
+        chat_template_kwargs: TemplateKwargs | None = None,
+        on_text: OnText | None = None,
+        on_reasoning: OnText | None = None,
         progress: ProgressCallback | None = None,
         cancel: threading.Event | None = None,
         **options: Unpack[GenerationOptions],
@@ -217,7 +163,9 @@ class TideKV:
             question: what the user wants to know.
             history: earlier (question, answer) pairs of the conversation.
             instructions: what the model is told to do with the documents, instead of the default.
+            chat_template_kwargs: values for the chat template's own names, ``{"enable_thinking": True}`` say.
             on_text: called with each piece of the answer as it comes.
+            on_reasoning: called with each piece of the reasoning, for models that mark it.
             progress: called after every chunk step of the prefill.
             cancel: set it to stop within one chunk step or token.
             **options: length, sampling and stops; see :class:`GenerationOptions`.
@@ -237,15 +185,17 @@ class TideKV:
             limit=self.context_window,
             answer_reserve=settled.max_new_tokens,
             instructions=DEFAULT_INSTRUCTIONS if instructions is None else instructions,
+            chat_template_kwargs=chat_template_kwargs,
         )
         deltas = self._run().answer(documents, prompt, settled, Request(progress, cancel), self._prefix)
-        return AnswerStream(deltas).drain(on_text)
+        return AnswerStream(deltas).drain(on_text, on_reasoning)
 
     def generate(
         self,
         prompt: PromptInput,
         *,
         ignore_eos: bool = False,
+        chat_template_kwargs: TemplateKwargs | None = None,
         progress: ProgressCallback | None = None,
         cancel: threading.Event | None = None,
         **options: Unpack[GenerationOptions],
@@ -255,6 +205,7 @@ class TideKV:
         Args:
             prompt: a raw string, a list of messages (sent through the chat template), or token ids.
             ignore_eos: go on past the end of sequence, to exactly ``max_new_tokens`` (for measuring).
+            chat_template_kwargs: values for the chat template's own names, ``{"enable_thinking": True}`` say.
             progress: called after every chunk step of the prefill.
             cancel: set it to stop within one chunk step or token.
             **options: length, sampling and stops; see :class:`GenerationOptions`.
@@ -264,23 +215,30 @@ class TideKV:
             ConfigError: an option is unknown or impossible, or the prompt is empty.
             Cancelled: ``cancel`` was set.
         """
-        return self._stream(prompt, settle(options, ignore_eos=ignore_eos), Request(progress, cancel)).drain()
+        settled = settle(options, ignore_eos=ignore_eos)
+        return self._stream(prompt, settled, chat_template_kwargs, Request(progress, cancel)).drain()
 
     def stream(
         self,
         prompt: PromptInput,
         *,
+        chat_template_kwargs: TemplateKwargs | None = None,
         progress: ProgressCallback | None = None,
         cancel: threading.Event | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Stream:
         """Like :meth:`generate`, as text deltas; bad arguments raise here, not at the first delta."""
-        return self._stream(prompt, settle(options), Request(progress, cancel))
+        return self._stream(prompt, settle(options), chat_template_kwargs, Request(progress, cancel))
 
-    def _stream(self, prompt: PromptInput, options: Settled, request: Request) -> Stream:
-        run = self._run()
-        given = run.input(self.encode(prompt), request, reserve=options.max_new_tokens, prefix=self._prefix)
-        return Stream(run.generate(given, options))
+    def _stream(
+        self, prompt: PromptInput, options: Settled, chat_template_kwargs: TemplateKwargs | None, request: Request
+    ) -> Stream:
+        run, ids = self._run(), self.encode(prompt, chat_template_kwargs)
+        if _is_chat(prompt):
+            options = options.stopping(self._open().turn_end.text)
+        return Stream(
+            run.generate(run.input(ids, request, reserve=options.max_new_tokens, prefix=self._prefix), options)
+        )
 
     def prefill(
         self,
@@ -314,17 +272,24 @@ class TideKV:
             raise ConfigError(f"document_end={document_end} must lie within the prompt of {given.length} tokens")
         return run.prefill(given)
 
-    def encode(self, prompt: PromptInput) -> list[int]:
-        """Token ids of a prompt: a raw string, messages through the chat template (one BOS), or ids as they are."""
+    def encode(self, prompt: PromptInput, chat_template_kwargs: TemplateKwargs | None = None) -> list[int]:
+        """Token ids of a prompt: a raw string, messages through the chat template (one BOS), or ids as they are.
+
+        Raises:
+            ConfigError: it is empty or none of the three, or the template does not take the messages.
+        """
+        if _is_chat(prompt):
+            return chat_prompt(prompt, self._open().need_tokenizer(), chat_template_kwargs)  # type: ignore[arg-type]
+        if chat_template_kwargs is not None:
+            raise ConfigError("chat_template_kwargs needs a list of messages; no template is used for other prompts")
         if isinstance(prompt, str):
             if not prompt:
                 raise ConfigError("the prompt is empty; write at least one character")
+            check_characters(prompt)
             return [int(token) for token in self._open().need_tokenizer()(prompt).input_ids]
         if isinstance(prompt, Tensor):
             return [int(token) for token in one_prompt(prompt)]
-        items = list(prompt)
-        if items and all(isinstance(item, Mapping) for item in items):
-            return chat_prompt(items, self._open().need_tokenizer())  # type: ignore[arg-type]
+        items = list(prompt) if isinstance(prompt, Sequence) else []
         if items and all(isinstance(item, int) for item in items):
             return [item for item in items if isinstance(item, int)]
         raise ConfigError("a prompt is a string, a non-empty list of messages, or a non-empty list of token ids")
@@ -338,6 +303,7 @@ class TideKV:
         instructions: str | None = None,
         int8: bool = False,
         limit_bytes: int | None = None,
+        chat_template_kwargs: TemplateKwargs | None = None,
     ) -> Session:
         """Open documents for several questions: their keys and values are computed once.
 
@@ -353,6 +319,7 @@ class TideKV:
             limit_bytes: most host memory for the stores of all sessions on these weights (``"disk"``: most bytes of
                 all sessions' files); the least recently used document goes first and is read again when it is asked
                 about.
+            chat_template_kwargs: values for the chat template's own names, ``{"enable_thinking": True}`` say.
 
         Raises:
             ConfigError: an option is unknown, or the documents do not fit the context window.
@@ -365,7 +332,14 @@ class TideKV:
             instructions=instructions,
             int8=int8,
             limit_bytes=limit_bytes,
+            chat_template_kwargs=chat_template_kwargs,
         )
+
+
+def _is_chat(prompt: PromptInput) -> bool:
+    """Whether a prompt is a list of messages."""
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    return is_list and bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
 
 
 def _as_tuple(documents: Document | Sequence[Document]) -> tuple[Document, ...]:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from tidekv_llm.compress.selectors import make_selector
 from tidekv_llm.config import AUTO_CHUNK, PrefillConfig
 from tidekv_llm.documents import Document, Prompt, cite_pages, document_ends
-from tidekv_llm.engine.answers import Answer, Generation
+from tidekv_llm.engine.answers import Answer, Deltas, Generation
 from tidekv_llm.engine.decoding import Decoding
 from tidekv_llm.engine.limits import check_exact_length, check_ids, check_window, memory_errors
 from tidekv_llm.errors import CacheError
@@ -113,7 +113,7 @@ class Run:
         options: Settled,
         request: Request,
         prefix: PrefixCache | None = None,
-    ) -> Generator[str, None, Answer]:
+    ) -> Deltas[Answer]:
         """Yield text deltas of an answer, return the whole with its citations."""
         given = self.input(
             prompt.token_ids,
@@ -124,9 +124,10 @@ class Run:
         )
         prefilled = self.prefill(given)
         kept = kept_per_page(prefilled.cache, prompt.spans, self.hold.get().decoder.num_kv_heads)
-        generation = yield from self.decode(prefilled, options, request)
+        generation = yield from self.decode(given, prefilled, options.stopping(*prompt.stop))
         return Answer(
             text=generation.text,
+            reasoning=generation.reasoning,
             citations=cite_pages(generation.text, prompt, documents, prefilled.evidence),
             metrics=generation.metrics,
             prompt_tokens=len(prompt.token_ids),
@@ -137,13 +138,14 @@ class Run:
             page_strip_by_layer=kept,
         )
 
-    def generate(self, prompt: RunInput, options: Settled) -> Generator[str, None, Generation]:
+    def generate(self, prompt: RunInput, options: Settled) -> Deltas[Generation]:
         """Yield text deltas, return the whole."""
-        return (yield from self.decode(self.prefill(prompt), options, prompt.request))
+        return (yield from self.decode(prompt, self.prefill(prompt), options))
 
-    def decode(self, prefilled: Prefilled, options: Settled, request: Request) -> Generator[str, None, Generation]:
-        """Yield text deltas from a cache, return the whole. No lock and no grad mode is held across a yield."""
-        return (yield from Decoding(self.hold, prefilled, self.config.attention, options, request).run())
+    def decode(self, prompt: RunInput, prefilled: Prefilled, options: Settled) -> Deltas[Generation]:
+        """Yield deltas from a prompt's cache, return the whole."""
+        attention = self.config.attention
+        return (yield from Decoding(self.hold, prompt.ids, prefilled, attention, options, prompt.request).run())
 
     # --- prefill ----------------------------------------------------------------------------------------
 

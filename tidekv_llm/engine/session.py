@@ -10,13 +10,13 @@ more than one full layer.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self, Unpack
 
 from tidekv_llm.config import AUTO_CHUNK, whole_number
 from tidekv_llm.documents import DEFAULT_INSTRUCTIONS, Document, DocumentLayout, lay_out
-from tidekv_llm.engine.answers import Answer, AnswerStream
+from tidekv_llm.engine.answers import Answer, AnswerStream, Deltas, OnText
 from tidekv_llm.engine.session_prefix import SessionPrefix
 from tidekv_llm.errors import ClosedError, ConfigError
 from tidekv_llm.options import GenerationOptions, settle
@@ -27,6 +27,7 @@ from tidekv_llm.request import ProgressCallback, Request
 
 if TYPE_CHECKING:
     from tidekv_llm.documents.prompt import HistoryTurn
+    from tidekv_llm.documents.template import TemplateKwargs
     from tidekv_llm.engine.run import Run
 
 STORES = ("memory", "disk")
@@ -43,6 +44,7 @@ class Session:
         instructions: instead of the default ones.
         int8: store 8-bit integers (memory only).
         limit_bytes: most bytes of all sessions' stores; the least recently used documents go first.
+        chat_template_kwargs: values for the chat template's own names, in every prompt.
 
     Raises:
         ConfigError: an option is unknown or does not go with another.
@@ -59,10 +61,12 @@ class Session:
         instructions: str | None = None,
         int8: bool = False,
         limit_bytes: int | None = None,
+        chat_template_kwargs: TemplateKwargs | None = None,
     ) -> None:
         _check_options(store, name, int8, limit_bytes)
         weights = run.hold.get()
         self._instructions = DEFAULT_INSTRUCTIONS if instructions is None else instructions
+        self._chat_template_kwargs = chat_template_kwargs
         self._unnamed = int(len(documents) == 1)
         self._documents = tuple(documents)
         self._layout = self._lay_out(run, self._documents)
@@ -106,7 +110,8 @@ class Session:
         question: str,
         *,
         remember: bool = True,
-        on_text: Callable[[str], None] | None = None,
+        on_text: OnText | None = None,
+        on_reasoning: OnText | None = None,
         progress: ProgressCallback | None = None,
         cancel: threading.Event | None = None,
         **options: Unpack[GenerationOptions],
@@ -121,7 +126,8 @@ class Session:
             Cancelled: ``cancel`` was set; the session can be used again.
             ClosedError: the session was closed.
         """
-        return self.stream(question, remember=remember, progress=progress, cancel=cancel, **options).drain(on_text)
+        stream = self.stream(question, remember=remember, progress=progress, cancel=cancel, **options)
+        return stream.drain(on_text, on_reasoning)
 
     def stream(
         self,
@@ -190,14 +196,20 @@ class Session:
 
     # --- inside -----------------------------------------------------------------------------------------
 
-    def _remembering(self, question: str, deltas: Generator[str, None, Answer]) -> Generator[str, None, Answer]:
+    def _remembering(self, question: str, deltas: Deltas[Answer]) -> Deltas[Answer]:
         answer = yield from deltas
         self._history.append((question, answer.text))
         return answer
 
     def _lay_out(self, run: Run, documents: Sequence[Document]) -> DocumentLayout:
         tokenizer = run.hold.get().need_tokenizer()
-        layout = lay_out(documents, tokenizer, instructions=self._instructions, unnamed=self._unnamed)
+        layout = lay_out(
+            documents,
+            tokenizer,
+            instructions=self._instructions,
+            unnamed=self._unnamed,
+            chat_template_kwargs=self._chat_template_kwargs,
+        )
         layout.check(run.window)
         return layout
 

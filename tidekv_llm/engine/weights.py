@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
 from tidekv_llm.cache.cache_file import CacheOwner
+from tidekv_llm.decode.reasoning import ReasoningFormat
+from tidekv_llm.documents.template import TurnEnd, turn_end
 from tidekv_llm.errors import ClosedError, ConfigError
 from tidekv_llm.hf import Decoder
 from tidekv_llm.lock import FairLock
@@ -63,11 +65,23 @@ class Weights:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Every end-of-sequence id that the model or its tokenizer names."""
-        found = getattr(self.model.generation_config, "eos_token_id", None)
-        ids = set(found) if isinstance(found, (list, tuple)) else {found}
-        ids.add(getattr(self.tokenizer, "eos_token_id", None))
+        """Every id that ends a turn: what the model or its tokenizer names, and what its template puts there."""
+        named = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = set(named) if isinstance(named, (list, tuple)) else {named}
+        ids |= {getattr(self.tokenizer, f"{end}_token_id", None) for end in ("eos", "eot", "eom")}
+        ids.add(self.turn_end.token_id)
         return frozenset(token for token in ids if token is not None)
+
+    @cached_property
+    def turn_end(self) -> TurnEnd:
+        """What the chat template puts behind an assistant's turn."""
+        # Where channels are named, every message ends so, and only the last channel's end is the turn's.
+        return TurnEnd() if self.tokenizer is None or self.reasoning_format.channels else turn_end(self.tokenizer)
+
+    @cached_property
+    def reasoning_format(self) -> ReasoningFormat:
+        """How the model marks its reasoning."""
+        return ReasoningFormat.of(self.tokenizer)
 
     def need_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer.
@@ -108,3 +122,62 @@ class Hold:
             self._weights = None
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+
+class WeightsUser:
+    """What is done with a hold on weights: they are shown while it is open, and let go of when it is closed."""
+
+    _hold: Hold
+
+    def close(self) -> None:
+        """Let go of the model; its memory is freed when the last engine that shares it is closed."""
+        self._hold.let_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model."""
+        return self._open().model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The transformers tokenizer."""
+        return self._open().tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        """Where prompts go in."""
+        return self._open().decoder.device
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Every device that holds a part of the model."""
+        return self._open().decoder.devices
+
+    @property
+    def name(self) -> str:
+        """What the model is called."""
+        return self._open().name
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's dimensions, as the planner uses them."""
+        return self._open().shape
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model taken apart into layers, for tools that run them."""
+        return self._open().decoder
+
+    @property
+    def cache_owner(self) -> CacheOwner:
+        """What a saved cache must have been saved for (``cache.save(path, llm.cache_owner)``)."""
+        return self._open().owner
+
+    def _open(self) -> Weights:
+        return self._hold.get()

@@ -77,6 +77,11 @@ _GGUF_SPECIAL = {
     "pad_token": "tokenizer.ggml.padding_token_id",
     "unk_token": "tokenizer.ggml.unknown_token_id",
 }
+# Ends of a turn and of a message beside the end of sequence, under the names that tokenizers use for such.
+_GGUF_ENDS = {
+    "eot_token_id": "tokenizer.ggml.eot_token_id",
+    "eom_token_id": "tokenizer.ggml.eom_token_id",
+}
 _CONTROL_TOKEN = 3  # gguf.TokenType.CONTROL
 
 
@@ -155,7 +160,7 @@ def _build_tokenizer(reader: Any) -> Tokenizer:
 
 
 def correct_gguf_tokenizer(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
-    """Set what transformers' GGUF reader loses: special tokens (5.12) and SmolLM's digit splitting."""
+    """Set what transformers' GGUF reader loses: special tokens (5.12), ends of a turn, SmolLM's digit splitting."""
     from gguf import GGUFReader
 
     fields = GGUFReader(gguf).fields
@@ -164,6 +169,9 @@ def correct_gguf_tokenizer(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> No
             token = tokenizer.convert_ids_to_tokens(int(fields[key].contents()))
             if isinstance(token, str):
                 setattr(tokenizer, attribute, token)
+    for attribute, key in _GGUF_ENDS.items():
+        if key in fields:
+            setattr(tokenizer, attribute, int(fields[key].contents()))
     pre = fields.get("tokenizer.ggml.pre")
     if pre is not None and pre.contents() == "smollm":
         tokenizer.backend_tokenizer.pre_tokenizer = _smollm_splitting()

@@ -20,7 +20,6 @@ class Schedule(ABC):
     name: ClassVar[str]
     #: Whether ``task.reader`` and ``task.writer`` are used; a schedule that says no must not be given them.
     reuses_prefix: ClassVar[bool] = False
-
     #: Whether ``chunk_size`` changes it; others take the prompt whole, or have a step of their own.
     takes_chunk_size: ClassVar[bool] = True
 

@@ -7,6 +7,7 @@ says that it is not.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -52,14 +53,17 @@ class DocumentRequest:
             raise ConfigError("the question is empty; ask something about the documents")
 
     def as_text(self) -> str:
-        """The whole request for a reader of traces; also what makes it distinct in an answer cache."""
+        """The whole request for a reader of traces; its digest makes it distinct in an answer cache."""
         pages = [
-            f"[{document.name} p. {page.label}]\n{page.text}"
-            for document in self.corpus.documents
+            f"[{name} p. {page.label}]\n{page.text}"
+            for name, document in zip(self.corpus.names, self.corpus.documents, strict=True)
             for page in document.pages
         ]
         turns = [text for turn in self.history for text in turn]
-        settings = f"({self.overflow}{'' if self.order is None else f', {list(self.order)}'})"
+        corpus = self.corpus
+        whole = (corpus.documents, corpus.sources, corpus.items, self.history, self.instructions, self.order)
+        digest = hashlib.sha256(repr((whole, self.question)).encode()).hexdigest()[:16]
+        settings = f"({self.overflow}, request {digest})"
         return "\n\n".join([self.instructions or DEFAULT_INSTRUCTIONS, settings, *pages, *turns, self.question])
 
 
@@ -166,7 +170,7 @@ def _overflow(
             break
         fitting += 1
     last = spans[fitting - 1] if fitting else None
-    upto = f", up to {corpus.documents[last.document].name} p. {last.label}" if last else ""
+    upto = f", up to {corpus.names[last.document]} p. {last.label}" if last else ""
     return ContextOverflowError(
         f"the documents need {prompt_tokens + reserve:,} tokens ({reserve:,} for the answer) but the model takes "
         f"{window:,}; the first {fitting} of {len(spans)} pages would fit{upto}: pass fewer, or overflow='retrieve'",

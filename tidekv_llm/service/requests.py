@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidekv_llm.errors import ConfigError, TideKVError
 from tidekv_llm.options import GenerationOptions, settle
+from tidekv_llm.service.messages import Message
 from tidekv_llm.service.pool import EngineHandle
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tidekv_llm.metrics import Metrics
 
 Emit = Callable[[str], None]
-Message = dict[str, str]
 ModelCall = Callable[["TideKV", Emit, threading.Event], "Reply"]
 
 CALL_OPTIONS = ("max_tokens", "max_new_tokens", "temperature", "top_p", "top_k", "seed")
@@ -81,6 +81,10 @@ def call_options(
         ConfigError: an unknown name, an impossible value, or ``max_tokens`` and ``max_new_tokens`` at once.
     """
     unknown = [name for name in overrides if name not in CALL_OPTIONS]
+    if unknown and unknown[0] in ("tools", "tool_choice", "functions", "function_call"):
+        raise ConfigError(
+            f"{unknown[0]}= is refused: these models cannot call tools; put what a tool said into a message"
+        )
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r}; a call takes {', '.join(CALL_OPTIONS)} and stop")
     given = {name: value for name, value in overrides.items() if value is not None}
@@ -97,25 +101,6 @@ def call_options(
     )
     settle(options)  # what cannot work is refused before it waits in a line
     return options
-
-
-def merged_messages(messages: Sequence[tuple[str, str]]) -> list[Message]:
-    """(role, text) pairs as the engine's messages; neighbours of one role become one message.
-
-    Many chat templates insist on turns that alternate. System messages are merged by the engine.
-
-    Raises:
-        ConfigError: no message, or nothing but white space in all of them.
-    """
-    merged: list[Message] = []
-    for role, text in messages:
-        if merged and merged[-1]["role"] == role:
-            merged[-1]["content"] += f"\n\n{text}"
-        else:
-            merged.append({"role": role, "content": text})
-    if not any(message["content"].strip() for message in merged):
-        raise ConfigError("the prompt is empty; write at least one word")
-    return merged
 
 
 def generation_call(

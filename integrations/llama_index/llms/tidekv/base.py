@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
+from llama_index.core.base.llms.types import CachePoint, CitableBlock, CitationBlock, ThinkingBlock, ToolCallBlock
 from llama_index.core.llms import (
     ChatMessage,
     ChatResponse,
@@ -177,11 +178,26 @@ def engine_messages(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
     Raises:
         ConfigError: content that is not text, or an empty prompt.
     """
-    for message in messages:
-        other = [block.block_type for block in message.blocks if not isinstance(block, TextBlock)]
-        if other:
-            raise ConfigError(f"a message holds a {other[0]!r} block; these models read text only")
-    return merged_messages([(_ROLES.get(message.role, "user"), message.content or "") for message in messages])
+    return merged_messages([(_ROLES.get(message.role, "user"), _text(message.blocks)) for message in messages])
+
+
+def _text(blocks: Sequence[Any]) -> str:
+    """The text of a message; its reasoning, its calls of tools and marks for caches are passed over.
+
+    Raises:
+        ConfigError: a picture, a sound or a file.
+    """
+    found: list[str] = []
+    for block in blocks:
+        if isinstance(block, TextBlock):
+            found.append(block.text)
+        elif isinstance(block, CitableBlock):
+            found.append(_text(block.content))
+        elif isinstance(block, CitationBlock):
+            found.append(_text([block.cited_content]))
+        elif not isinstance(block, ThinkingBlock | ToolCallBlock | CachePoint):
+            raise ConfigError(f"a message holds a {block.block_type!r} block; these models read text only")
+    return "\n".join(found)
 
 
 # --- responses: plain numbers and strings, no tensors -----------------------------------------------------

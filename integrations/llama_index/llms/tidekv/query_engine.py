@@ -14,10 +14,10 @@ from llama_index.core.base.response.schema import (
     StreamingResponse,
 )
 from llama_index.core.prompts.mixin import PromptMixinType
-from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
+from llama_index.core.schema import BaseNode, Document, NodeWithScore, QueryBundle
 
 from llama_index.llms.tidekv.base import TideKVLLM
-from tidekv_llm.documents.loaded import corpus_of
+from tidekv_llm.documents.loaded import LoadedItem, corpus_of
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.service import DocumentRequest, ModelCall, Overflow, Reply, aiterate, arun, document_call, iterate, run
 
@@ -60,7 +60,7 @@ class WholeDocumentQueryEngine(BaseQueryEngine):
         self._llm, self._instructions, self._overflow = llm, instructions, overflow
         self._retriever, self._streaming = retriever, streaming
         self._nodes = [node.node if isinstance(node, NodeWithScore) else node for node in documents]
-        self._corpus = corpus_of((node.get_content(), node.metadata) for node in self._nodes)
+        self._corpus = corpus_of(LoadedItem(node.get_content(), node.metadata, _owner(node)) for node in self._nodes)
         super().__init__(callback_manager=llm.callback_manager)
 
     def _get_prompt_modules(self) -> PromptMixinType:
@@ -140,6 +140,11 @@ class WholeDocumentQueryEngine(BaseQueryEngine):
         response.source_nodes.extend(self._sources(reply))
         assert response.metadata is not None
         response.metadata.update(_metadata(reply))
+
+
+def _owner(node: BaseNode) -> str | None:
+    """The loader's document that a node is, or was cut from; None for one that was made by hand."""
+    return node.node_id if isinstance(node, Document) else node.ref_doc_id
 
 
 def _metadata(reply: Reply) -> dict[str, Any]:
