@@ -280,12 +280,12 @@ class MergeAttention:
         self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
     ) -> tuple[Tensor, Tensor | None]:
         batch, heads, count, _ = query.shape
-        history, groups = key.shape[2] - count, (key.shape[1], heads // key.shape[1])
+        history, by_group = key.shape[2] - count, (batch, key.shape[1], heads // key.shape[1], count)
         out = scratch.take("attention_out", (batch, count, heads, value.shape[-1]), query)
         lse = query.new_empty((batch, heads, count), dtype=torch.float32)
         # [B, Hkv, group, C, Dv] and [B, Hkv, group, C]
-        grouped, grouped_lse = out.transpose(1, 2).unflatten(1, groups), lse.unflatten(1, groups)
-        queries = query.unflatten(1, groups)
+        grouped, grouped_lse = out.transpose(1, 2).view(*by_group, -1), lse.view(by_group)
+        queries = query.view(*by_group, -1)
         self._diagonal(queries, key[:, :, history:], value[:, :, history:], params.scaling, grouped, grouped_lse)
         if history:
             past, past_lse = self._history(queries, key[:, :, :history], value[:, :, :history], params.scaling, scratch)
@@ -308,11 +308,11 @@ class MergeAttention:
     @staticmethod
     def _history(query: Tensor, key: Tensor, value: Tensor, scaling: float, scratch: Scratch) -> tuple[Tensor, Tensor]:
         # Without a mask the group's heads can be folded into the sequence axis: more rows for each block of keys.
-        rows = query.shape[2:4]
-        folded = scratch.take("folded_query", (*query.shape[:2], rows.numel(), query.shape[-1]), query)
-        folded.unflatten(2, rows).copy_(query)
+        batch, kv_heads, group, count, dim = query.shape
+        folded = scratch.take("folded_query", (batch, kv_heads, group * count, dim), query)
+        folded.view(query.shape).copy_(query)
         out, lse = _FLASH_ON_CPU(folded, key, value, scale=scaling)
-        return out.unflatten(2, rows), lse.unflatten(2, rows)
+        return out.view(*query.shape[:4], -1), lse.view(query.shape[:4])
 
 
 class SdpaAttention:
