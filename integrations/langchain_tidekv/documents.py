@@ -40,7 +40,7 @@ def stuff_documents_chain(
 
     Its input is ``{"context": [Document, ...], "question": "..."}``, optionally with ``"history"``: (question,
     answer) pairs or messages. Its output is a dict: ``answer``, ``reasoning``, ``citations`` (source, page label,
-    quote, verified), ``pages`` (which went in, which did not, with token counts), ``warnings``, ``token_usage``, ``tidekv``.
+    quote, verified), ``pages`` (what went in, what did not, with tokens), ``warnings``, ``token_usage``, ``tidekv``.
 
     Args:
         llm: a TideKV model, or one with bound options (``llm.bind(max_tokens=32)``).
