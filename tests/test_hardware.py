@@ -14,7 +14,7 @@ import torch
 
 from tidekv_llm import hardware
 from tidekv_llm.cli import main
-from tidekv_llm.doctor import doctor
+from tidekv_llm.cli.doctor import doctor
 from tidekv_llm.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
