@@ -80,6 +80,13 @@ def test_arm_without_onednn_computes_in_float32(monkeypatch: pytest.MonkeyPatch)
     assert hardware.cpu_kind() == "baseline"
 
 
+@pytest.mark.parametrize("kind", FLAGS)
+def test_tiles_are_for_numbers_that_the_cpu_multiplies_natively(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, kind)
+    assert hardware.prefers_tiles(2) == (kind in ("avx512_bf16", "amx", "arm_bf16"))
+    assert not hardware.prefers_tiles(4)
+
+
 @pytest.mark.parametrize("limit", ["baseline", "avx2", "avx512", "avx512_bf16", "amx", " AVX2 "])
 def test_the_variable_holds_a_cpu_back(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "amx")
