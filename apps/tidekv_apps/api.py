@@ -58,7 +58,7 @@ class Endpoints:
             async for _ in handlers.unlock(self.services, visit, entry.key, password):
                 pass
         if visit.notice:
-            raise gr.Error(visit.notice)
+            raise gr.Error(visit.notice, print_exception=False)
         return await self.services.beside(visit, self._listing, visit)
 
     async def ask(self, question: str, request: gr.Request) -> Json:
@@ -68,7 +68,7 @@ class Endpoints:
         async for _ in handlers.changes(job, self._gone(request)):
             pass
         if turn.state != "done":
-            raise gr.Error(turn.error or "stopped")
+            raise gr.Error(turn.error or "stopped", print_exception=False)
         return await self.services.beside(visit, export.turn_as_dict, turn)
 
     async def settings(self, changes: Json | None, request: gr.Request) -> Json:
