@@ -7,8 +7,10 @@
 PYTHON     ?= python3
 VENV_FLAGS ?=
 DOCUMENT   ?= examples/lighthouse.pdf
-QUESTION   ?= Who is the harbour master?
+QUESTION   ?= What is the name of the harbour master?
 TESTS      ?= tests
+# As on a smaller CPU: make test CPU=avx2 (baseline, avx2, avx512, avx512_bf16, amx; see CONTRIBUTING.md)
+CPU        ?=
 
 # The oldest supported releases are in .ci/floor.txt, except torch: old builds of it for CPUs are not to be
 # had everywhere. Where pip can reach one, run make test-floor FLOOR_TORCH=2.9.0
@@ -19,13 +21,20 @@ VENV  := .venv
 FLOOR := .venv-floor
 PIP   := -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo test test-browser test-slow lint format test-floor bench clean
+.PHONY: demo test test-cpus test-browser test-slow lint format test-floor bench clean
 
 demo: $(VENV)/.run
 	$(VENV)/bin/tidekv ask "$(DOCUMENT)" "$(QUESTION)"
 
 test: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest -m "not slow and not browser" $(TESTS)
+	TIDEKV_CPU=$(CPU) $(VENV)/bin/python -m pytest -m "not slow and not browser" $(TESTS)
+
+# What depends most on the CPU's instructions, on the two lowest kinds that this one can work as.
+NUMERICS := tests/test_attention.py tests/test_hardware.py tests/compress tests/prefill tests/engine tests/tools
+
+test-cpus: $(VENV)/.dev
+	for kind in $$($(VENV)/bin/python -c 'from tidekv_llm.hardware import cpu_kinds; print(*cpu_kinds()[:2])'); do \
+	  echo "on a CPU with $$kind:"; $(MAKE) --no-print-directory test CPU=$$kind TESTS="$(NUMERICS)" || exit 1; done
 
 test-browser: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest -m "browser and not slow" tests/apps

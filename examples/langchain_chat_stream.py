@@ -14,7 +14,7 @@ from langchain_tidekv import ChatTideKV
 PROMPT = ChatPromptTemplate.from_messages([("system", "Answer in one sentence."), ("human", "{question}")])
 
 
-def main(question: str = "What is the capital of France?") -> None:
+def main(question: str = "What is the capital of England?") -> None:
     with ChatTideKV(model="smollm2-135m", max_tokens=48) as llm:
         chain = PROMPT | llm | StrOutputParser()
         for delta in chain.stream({"question": question}):

@@ -12,7 +12,7 @@ from langchain_tidekv import ChatTideKV, load_pdf, stuff_documents_chain
 SAMPLE = Path(__file__).parent / "lighthouse.pdf"
 
 
-def main(path: str = str(SAMPLE), question: str = "What does the lens weigh?") -> None:
+def main(path: str = str(SAMPLE), question: str = "What is the name of the harbour master?") -> None:
     with ChatTideKV(model="smollm2-135m", max_tokens=48, kept_tokens=2048) as llm:
         chain = stuff_documents_chain(llm, overflow="retrieve")
         result = chain.invoke({"context": load_pdf(path), "question": question})

@@ -10,7 +10,7 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index.llms.tidekv import TideKVLLM
 
-QUESTIONS = ("What is the capital of France?", "What is the capital of Italy?")
+QUESTIONS = ("What is the capital of Japan?", "What is the capital of Greece?")
 
 
 async def answer(llm: TideKVLLM, question: str) -> None:

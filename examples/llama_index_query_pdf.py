@@ -12,7 +12,7 @@ from llama_index.llms.tidekv import TideKVLLM, WholeDocumentQueryEngine, load_pd
 SAMPLE = Path(__file__).parent / "lighthouse.pdf"
 
 
-def main(path: str = str(SAMPLE), question: str = "What does the lens weigh?") -> None:
+def main(path: str = str(SAMPLE), question: str = "What is the name of the harbour master?") -> None:
     with TideKVLLM(model="smollm2-135m", max_tokens=48, kept_tokens=2048) as llm:
         engine = WholeDocumentQueryEngine(llm, load_pdf(path), overflow="retrieve")
         response = engine.query(question)

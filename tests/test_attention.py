@@ -285,6 +285,24 @@ def test_tiled_temporaries_do_not_grow_with_the_history(window: int | None) -> N
     assert peaks[1] < 4 * tile_bytes
 
 
+@pytest.mark.parametrize(("tiles", "first"), [(False, "merge"), (True, "tiled")])
+def test_auto_takes_tiles_where_they_are_faster_and_else_the_fused_kernel(tiles: bool, first: str) -> None:
+    query, key, value = tensors(4, 2, 40, 11)
+    params = AttentionParams(scaling=0.3)
+    found, lse = AttentionDispatch(tiles=tiles).attend(query, key, value, params, Scratch(), lse_rows=5)
+    expected, expected_lse = AttentionDispatch(first).attend(query, key, value, params, Scratch(), lse_rows=5)
+    assert torch.equal(found, expected)
+    assert torch.equal(lse, expected_lse)
+
+
+def test_auto_computes_on_tiles_what_the_fused_kernel_cannot() -> None:
+    query, key, value = tensors(4, 2, 40, 11)
+    for params in (AttentionParams(scaling=0.3, window=9), AttentionParams(scaling=0.3, softcap=4.0)):
+        found, _ = AttentionDispatch().attend(query, key, value, params, Scratch())
+        expected, _ = AttentionDispatch("tiled").attend(query, key, value, params, Scratch())
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("own", [-7, -3, -1, 0, 2, 4, 5, 9])
 def test_a_query_sees_no_key_after_its_own_wherever_the_keys_begin(own: int) -> None:
     """Row r stands at key own + r of these 6 keys; before the first one it sees none, past the last one all."""

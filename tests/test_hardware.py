@@ -14,7 +14,7 @@ import torch
 
 from tidekv_llm import hardware
 from tidekv_llm.cli import main
-from tidekv_llm.doctor import doctor
+from tidekv_llm.cli.doctor import doctor
 from tidekv_llm.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -78,6 +78,13 @@ def test_arm_without_onednn_computes_in_float32(monkeypatch: pytest.MonkeyPatch)
     pretend(monkeypatch, "arm_bf16")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert hardware.cpu_kind() == "baseline"
+
+
+@pytest.mark.parametrize("kind", FLAGS)
+def test_tiles_are_for_numbers_that_the_cpu_multiplies_natively(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, kind)
+    assert hardware.prefers_tiles(2) == (kind in ("avx512_bf16", "amx", "arm_bf16"))
+    assert not hardware.prefers_tiles(4)
 
 
 @pytest.mark.parametrize("limit", ["baseline", "avx2", "avx512", "avx512_bf16", "amx", " AVX2 "])

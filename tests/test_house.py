@@ -110,6 +110,10 @@ def test_no_file_is_above_450_lines():
     assert {name: lines for name, path in MODULES.items() if (lines := path.read_text("utf-8").count("\n")) > 450} == {}
 
 
+def test_no_class_is_above_300_lines():
+    assert {name: lines for name, _, lines in definitions(ast.ClassDef) if lines > 300} == {}
+
+
 def test_the_median_function_has_7_lines_at_most():
     assert median(lines for *_, lines in definitions((ast.FunctionDef, ast.AsyncFunctionDef))) <= 7
 

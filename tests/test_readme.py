@@ -29,8 +29,8 @@ def test_the_example_runs_and_prints_an_answer(example: str, embedded_model_path
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert re.search(r"harbour master|tonnes|lens|Renn", done.stdout), done.stdout
+    # The model prefers each token of the name at least 10 to 1 in float32: tests/integrations/test_examples.py.
+    assert "Tobias Renn" in done.stdout

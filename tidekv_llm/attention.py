@@ -3,10 +3,10 @@
 ``attend`` computes causal attention aligned to the bottom right: of ``keys`` with length L, the C queries are
 the last C positions. No backend builds a ``[C, L]`` mask. Every backend returns ``(output, lse)``:
 
-- ``tiled``: matrix products on cache-sized tiles with fixed scratch buffers, any device and dtype. On CPUs it is
-  the fastest here: a softmax over a tile in L2/L3 costs less than the general fused kernel's small blocks.
+- ``tiled``: matrix products on cache-sized tiles with fixed scratch buffers, any device and dtype. The fastest on
+  CPUs that multiply bfloat16 natively: a softmax over a tile in L2/L3 costs less than the fused kernel's small blocks.
 - ``merge``: CPU, the fused flash kernel twice, history without a mask and the diagonal block with one, merged by
-  their log-sum-exp.
+  their log-sum-exp. The fastest on all other CPUs.
 - ``sdpa``: CUDA, PyTorch's flash or memory-efficient kernel with ``causal_lower_right``.
 - ``flash``: FlashAttention-2 (extra ``flash``), aligned to the bottom right by itself.
 
@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.errors import CacheError, ConfigError
+
+_FLASH_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 # Bytes of one score tile. A tile must stay in the last-level cache, and the buffer is part of the construction
 # peak. 4 MiB in bf16 holds, for a group of 3 query heads and 8,192 keys, tiles of 85 queries.
@@ -277,38 +279,40 @@ class MergeAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams, scratch: Scratch, lse_rows: int
     ) -> tuple[Tensor, Tensor | None]:
-        history = key.shape[2] - query.shape[2]
-        out, lse = self._diagonal(query, key[:, :, history:], value[:, :, history:], params.scaling)
+        batch, heads, count, _ = query.shape
+        history, groups = key.shape[2] - count, (key.shape[1], heads // key.shape[1])
+        out = scratch.take("attention_out", (batch, count, heads, value.shape[-1]), query)
+        lse = query.new_empty((batch, heads, count), dtype=torch.float32)
+        # [B, Hkv, group, C, Dv] and [B, Hkv, group, C]
+        grouped, grouped_lse = out.transpose(1, 2).unflatten(1, groups), lse.unflatten(1, groups)
+        queries = query.unflatten(1, groups)
+        self._diagonal(queries, key[:, :, history:], value[:, :, history:], params.scaling, grouped, grouped_lse)
         if history:
-            past, past_lse = self._history(query, key[:, :, :history], value[:, :, :history], params.scaling)
-            total = torch.logaddexp(lse, past_lse)
-            out = out * torch.exp(lse - total).unsqueeze(-1).to(out.dtype)
-            out.addcmul_(past, torch.exp(past_lse - total).unsqueeze(-1).to(out.dtype))
-            lse = total
-        out = out.transpose(1, 2)
+            past, past_lse = self._history(queries, key[:, :, :history], value[:, :, :history], params.scaling, scratch)
+            total = torch.logaddexp(grouped_lse, past_lse)
+            grouped.mul_(grouped_lse.sub_(total).exp_().unsqueeze(-1))
+            grouped.add_(past.mul_(past_lse.sub_(total).exp_().unsqueeze(-1)))
+            lse = total.flatten(1, 2)
         if params.sinks is not None:
             apply_sinks(out, lse, params.sinks)
         return out, lse[:, :, -lse_rows:] if lse_rows else None
 
     @staticmethod
-    def _history(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-        # Without a mask the group's heads can be folded into the sequence axis: keys are not repeated.
-        batch, heads, count, dim = query.shape
-        folded = query.reshape(batch, key.shape[1], -1, dim)
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(folded, key, value, scale=scaling)
-        return out.reshape(batch, heads, count, -1), lse.reshape(batch, heads, count)
+    def _diagonal(query: Tensor, key: Tensor, value: Tensor, scaling: float, out: Tensor, lse: Tensor) -> None:
+        # One query head of every group at a time: keys are not repeated for the group.
+        for member in range(query.shape[2]):
+            part, part_lse = _FLASH_ON_CPU(query[:, :, member], key, value, is_causal=True, scale=scaling)
+            out[:, :, member] = part
+            lse[:, :, member] = part_lse
 
     @staticmethod
-    def _diagonal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-        group = query.shape[1] // key.shape[1]
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query,
-            key.repeat_interleave(group, dim=1),
-            value.repeat_interleave(group, dim=1),
-            is_causal=True,
-            scale=scaling,
-        )
-        return out, lse.reshape(query.shape[:3])
+    def _history(query: Tensor, key: Tensor, value: Tensor, scaling: float, scratch: Scratch) -> tuple[Tensor, Tensor]:
+        # Without a mask the group's heads can be folded into the sequence axis: more rows for each block of keys.
+        rows = query.shape[2:4]
+        folded = scratch.take("folded_query", (*query.shape[:2], rows.numel(), query.shape[-1]), query)
+        folded.unflatten(2, rows).copy_(query)
+        out, lse = _FLASH_ON_CPU(folded, key, value, scale=scaling)
+        return out.unflatten(2, rows), lse.unflatten(2, rows)
 
 
 class SdpaAttention:
@@ -389,13 +393,20 @@ BACKENDS: dict[str, type[TiledAttention | MergeAttention | SdpaAttention | Flash
 
 
 class AttentionDispatch:
-    """Chooses a backend per call: the forced one, or the first that supports it."""
+    """Chooses a backend per call: the forced one, or of those that support it the one that is fastest here.
 
-    def __init__(self, name: str = "auto") -> None:
+    Args:
+        name: a backend's, or ``"auto"``.
+        tiles: with ``"auto"``, a CPU computes tiles instead of using the fused kernel
+            (:func:`tidekv_llm.hardware.prefers_tiles`).
+    """
+
+    def __init__(self, name: str = "auto", *, tiles: bool = False) -> None:
         if name != "auto" and name not in BACKENDS:
             raise ConfigError(f"attention={name!r} is unknown; choose one of auto, {', '.join(BACKENDS)}")
-        names = ("flash", "sdpa", "tiled") if name == "auto" else (name,)
+        names = ("flash", "sdpa", "merge", "tiled") if name == "auto" else (name,)
         self.backends: list[Attention] = [BACKENDS[each]() for each in names]
+        self._tiles = tiles and name == "auto"
 
     def attend(
         self,
@@ -423,7 +434,8 @@ class AttentionDispatch:
         Raises:
             ConfigError: a forced backend cannot compute this.
         """
-        for backend in self.backends:
+        tiles = self._tiles and query.device.type == "cpu"
+        for backend in self.backends[-1:] if tiles else self.backends:
             if backend.supports(query, params):
                 return backend(query, key, value, params, scratch, lse_rows)
         raise ConfigError(

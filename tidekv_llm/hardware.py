@@ -116,6 +116,16 @@ def cpu_has_bf16() -> bool:
     return cpu_kind() in _NATIVE_BF16
 
 
+def prefers_tiles(element_size: int) -> bool:
+    """Whether a CPU attends faster on tiles than with torch's fused kernel, to numbers of so many bytes.
+
+    A tile is two plain matrix products: where the CPU multiplies bfloat16 natively they are several times as fast as
+    the fused kernel, which computes in float32 (550 against 150 GFLOP/s on two cores). Everywhere else the fused
+    kernel reads the keys once and wins, 1.5 times in float32 and three times in bfloat16.
+    """
+    return element_size == 2 and cpu_has_bf16()
+
+
 def cpu_name() -> str:
     """As its maker calls it, or just the architecture."""
     return str(_capabilities().get("cpu_name") or platform.processor() or platform.machine())

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from tidekv_llm.attention import Attending, AttentionDispatch, AttentionParams, BoundKeys, Scratch, softcap_
 from tidekv_llm.errors import UnsupportedModelError
+from tidekv_llm.hardware import prefers_tiles
 
 ATTENTION_NAME = "tidekv"
 CACHE_ATTENTION_NAME = "tidekv_cache"
@@ -173,6 +174,10 @@ class Decoder:
     def device(self) -> torch.device:
         """Device of the embedding, where prompts go in."""
         return _execution_device(self.backbone.embed_tokens)
+
+    def attention(self, name: str) -> AttentionDispatch:
+        """The backend called ``name``; of ``"auto"`` the one that is fastest for these numbers on this machine."""
+        return AttentionDispatch(name, tiles=prefers_tiles(self.dtype.itemsize))
 
     @property
     def devices(self) -> tuple[torch.device, ...]:

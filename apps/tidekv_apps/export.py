@@ -6,7 +6,6 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from tidekv_llm.cli.answers import answer_as_dict
 from tidekv_llm.sizes import format_bytes
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>#|!$&~])")
@@ -60,7 +59,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
     ]
     return {
         **data,
-        **answer_as_dict(answer, turn.model),
+        **answer.as_dict(),
         "page_strip": strip,
         "predicted_peak_components": turn.predictions,
         "comparisons": [vars(run) for run in turn.comparisons],

@@ -107,6 +107,8 @@ class Binding:
     async def call(self, scope: Scope, body: bytes, receive: Receive, send: Send, *, named: bool) -> None:
         """Begin an event: in the caller's session, or in a new one if the request names none and ``named`` is false."""
         owner, sent = owner_of(scope), _fields(body, _FIELDS)
+        if scope["path"].rstrip("/").endswith("/add_documents"):
+            _check_files(sent.get("data"))
         key = _id(sent.get("session_hash")) if named or sent.get("session_hash") else secrets.token_hex(16)
         self._visits.get(key, owner, address_of(scope))
         changed = {name: self._real_paths(owner, value) for name, value in sent.items()} | {"session_hash": key}
@@ -159,6 +161,13 @@ def _fields(body: bytes, names: frozenset[str]) -> dict[str, Any]:
     if not isinstance(sent, dict):
         raise RefusedError(400, "the request must be a JSON object")
     return {name: value for name, value in sent.items() if name in names}
+
+
+def _check_files(data: object) -> None:
+    """Files come as a list of what an upload named; anything else would fail inside Gradio, with no word of why."""
+    files = data[0] if isinstance(data, list) and data else None
+    if not isinstance(files, list) or not all(isinstance(file, dict) and "path" in file for file in files):
+        raise RefusedError(400, "that file was not uploaded here; choose it again")
 
 
 def _id(value: object) -> str:

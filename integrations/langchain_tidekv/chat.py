@@ -18,11 +18,12 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, Runn
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from langchain_tidekv.errors import langchain_errors
-from langchain_tidekv.llm import count_messages, token_ids
+from langchain_tidekv.errors import TideKVInvalidRequestError, langchain_errors
+from langchain_tidekv.llm import count_messages, reasoning_content, token_ids
 from langchain_tidekv.prompts import payload_of
 from tidekv_fields import TideKVFields
 from tidekv_llm.service import (
+    Delta,
     DocumentRequest,
     ModelCall,
     Reply,
@@ -59,7 +60,8 @@ class ChatTideKV(TideKVFields, BaseChatModel):
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        return self.identity()
+        with langchain_errors():
+            return self.identity()
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         """Known here if a local file tells; complete once the model is loaded."""
@@ -129,6 +131,17 @@ class ChatTideKV(TideKVFields, BaseChatModel):
                 yield _chunk(item)
         self._learn_profile()
 
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
+        """Refused: no grammar holds these models to a call that a program could run.
+
+        Raises:
+            TideKVInvalidRequestError: always; it says what to use instead.
+        """
+        raise TideKVInvalidRequestError(
+            f"{type(self).__name__} cannot call tools: nothing holds the model to a valid call; use "
+            "with_structured_output(schema) and call the tool yourself, or put its result into a message"
+        )
+
     # --- structured output ------------------------------------------------------------------------------
 
     def with_structured_output(
@@ -195,15 +208,20 @@ def _metadata(reply: Reply) -> dict[str, Any]:
 
 
 def _result(reply: Reply) -> ChatResult:
-    message = AIMessage(content=reply.text, usage_metadata=_usage(reply), response_metadata=_metadata(reply))
-    generation = ChatGeneration(message=message, generation_info=reply.as_info())
+    message = AIMessage(
+        content=reply.text,
+        additional_kwargs=reasoning_content(reply),
+        usage_metadata=_usage(reply),
+        response_metadata=_metadata(reply),
+    )
+    generation = ChatGeneration(message=message, generation_info={**reply.as_info(), **reasoning_content(reply)})
     return ChatResult(generations=[generation], llm_output={"token_usage": reply.usage, "model_name": reply.model})
 
 
-def _chunk(item: str | Reply) -> ChatGenerationChunk:
+def _chunk(item: Delta | Reply) -> ChatGenerationChunk:
     """Usage and figures go on the last chunk only: LangChain adds chunks up, and some figures cannot be added."""
-    if isinstance(item, str):
-        return ChatGenerationChunk(message=AIMessageChunk(content=item))
+    if isinstance(item, Delta):
+        return ChatGenerationChunk(message=AIMessageChunk(content=item.text, additional_kwargs=reasoning_content(item)))
     last = AIMessageChunk(
         content="", usage_metadata=_usage(item), response_metadata=_metadata(item), chunk_position="last"
     )

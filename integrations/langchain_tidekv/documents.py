@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.documents import Document
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, convert_to_messages
 from langchain_core.outputs import LLMResult
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, ensure_config, patch_config
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, patch_config
 from langchain_core.runnables.utils import AddableDict
 
 from langchain_tidekv.chat import ChatTideKV
 from langchain_tidekv.errors import langchain_errors
 from langchain_tidekv.llm import TideKVLLM
-from langchain_tidekv.prompts import DocumentMessage, DocumentPrompt
-from tidekv_llm.documents.loaded import corpus_of
+from langchain_tidekv.prompts import DocumentMessage, DocumentPrompt, roles_and_texts, text_of
+from tidekv_llm.documents import DEFAULT_INSTRUCTIONS
+from tidekv_llm.documents.loaded import LoadedItem, corpus_of
 from tidekv_llm.errors import ConfigError
-from tidekv_llm.service import DocumentRequest, Overflow
+from tidekv_llm.service import DocumentRequest, Overflow, paired_turns
 
 _QUESTION_KEYS = ("question", "input", "query")
+_MESSAGE_ROLES = ("human", "user", "ai", "assistant", "system", "developer", "tool", "function")
+_BAD_HISTORY = "history must be (question, answer) pairs, or messages that LangChain can read"
 _REPORTED = ("citations", "pages", "warnings", "finish_reason", "token_usage", "tidekv")
 
 
@@ -36,8 +39,8 @@ def stuff_documents_chain(
     """A chain that answers questions from whole documents.
 
     Its input is ``{"context": [Document, ...], "question": "..."}``, optionally with ``"history"``: (question,
-    answer) pairs. Its output is a dict: ``answer``, ``citations`` (source, page label, quote, verified),
-    ``pages`` (which went in, which did not, with token counts), ``warnings``, ``token_usage``, ``tidekv``.
+    answer) pairs or messages. Its output is a dict: ``answer``, ``reasoning``, ``citations`` (source, page label,
+    quote, verified), ``pages`` (what went in, what did not, with tokens), ``warnings``, ``token_usage``, ``tidekv``.
 
     Args:
         llm: a TideKV model, or one with bound options (``llm.bind(max_tokens=32)``).
@@ -116,22 +119,49 @@ class StuffDocumentsChain(Runnable[dict[str, Any], dict[str, Any]]):
         self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[dict[str, Any]]:
         """Yield ``{"answer": delta}``, and at last everything else; the dicts can be added up."""
-        config = ensure_config(config)
-        with langchain_errors():
-            prompt = self._prompt(input, self._ranked(input, config))
-        chat = self._as_chat()
-        for chunk in chat.stream(prompt, config, **{**self._options, **kwargs}):
-            yield from _parts(chunk)
+        yield from self.transform(iter([input]), config, **kwargs)
 
     async def astream(
         self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """:meth:`stream` for an event loop."""
-        config = ensure_config(config)
+
+        async def once() -> AsyncIterator[dict[str, Any]]:
+            yield input
+
+        async for part in self.atransform(once(), config, **kwargs):
+            yield part
+
+    def transform(
+        self, input: Iterator[dict[str, Any]], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[dict[str, Any]]:
+        """:meth:`stream` of an input that comes in parts itself."""
+        yield from self._transform_stream_with_config(input, self._parts, config, run_type="chain", **kwargs)
+
+    async def atransform(
+        self, input: AsyncIterator[dict[str, Any]], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        """:meth:`transform` for an event loop."""
+        parts = self._atransform_stream_with_config(input, self._aparts, config, run_type="chain", **kwargs)
+        async for part in parts:
+            yield part
+
+    def _parts(
+        self, inputs: Iterator[dict[str, Any]], run_manager: Any, config: RunnableConfig, **kwargs: Any
+    ) -> Iterator[dict[str, Any]]:
+        value = _added_up(list(inputs))
         with langchain_errors():
-            prompt = self._prompt(input, await self._aranked(input, config))
-        chat = self._as_chat()
-        async for chunk in chat.astream(prompt, config, **{**self._options, **kwargs}):
+            prompt = self._prompt(value, self._ranked(value, config))
+        for chunk in self._as_chat().stream(prompt, config, **{**self._options, **kwargs}):
+            yield from _parts(chunk)
+
+    async def _aparts(
+        self, inputs: AsyncIterator[dict[str, Any]], run_manager: Any, config: RunnableConfig, **kwargs: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        value = _added_up([part async for part in inputs])
+        with langchain_errors():
+            prompt = self._prompt(value, await self._aranked(value, config))
+        async for chunk in self._as_chat().astream(prompt, config, **{**self._options, **kwargs}):
             for part in _parts(chunk):
                 yield part
 
@@ -148,12 +178,14 @@ class StuffDocumentsChain(Runnable[dict[str, Any], dict[str, Any]]):
 
     def _prompt(self, value: dict[str, Any], order: Sequence[Document] | None) -> DocumentPrompt:
         documents = self._documents(value)
-        corpus = corpus_of((document.page_content, document.metadata) for document in documents)
+        corpus = corpus_of(LoadedItem(document.page_content, document.metadata) for document in documents)
+        earlier, question = self._asked(value)
+        system, history = _history([*_items(value.get("history") or ()), *earlier])
         request = DocumentRequest(
             corpus,
-            self._question(value),
-            history=_history(value.get("history", ())),
-            instructions=self._instructions,
+            question,
+            history=history,
+            instructions=_instructions(self._instructions, system),
             overflow=self._overflow,
             order=None if order is None else _indices(order, documents),
         )
@@ -169,66 +201,98 @@ class StuffDocumentsChain(Runnable[dict[str, Any], dict[str, Any]]):
             raise ConfigError(f"{self._document_key!r} holds a {wrong[0]}; pass langchain_core Documents")
         return documents
 
-    def _question(self, value: dict[str, Any]) -> str:
+    def _asked(self, value: dict[str, Any]) -> tuple[list[BaseMessage], str]:
+        """What was said before, where the question comes as a conversation, and the question."""
         keys = (self._question_key,) if self._question_key else _QUESTION_KEYS
         found = next((value[key] for key in keys if key in value), None)
         if found is None:
             raise ConfigError(f"the input has no {' or '.join(map(repr, keys))}; pass the question there")
-        if isinstance(found, BaseMessage):
-            found = found.text
+        messages = [found] if isinstance(found, BaseMessage) else found
+        if isinstance(messages, list) and messages and all(isinstance(one, BaseMessage) for one in messages):
+            *earlier, last = messages
+            return earlier, text_of(last)
         if not isinstance(found, str) or not found.strip():
             raise ConfigError("the question is empty; ask something about the documents")
-        return found
+        return [], found
 
     def _ranked(self, value: dict[str, Any], config: RunnableConfig) -> list[Document] | None:
         if self._overflow != "retrieve" or self._retriever is None:
             return None
-        return self._retriever.invoke(self._question(value), config)
+        return self._retriever.invoke(self._asked(value)[1], config)
 
     async def _aranked(self, value: dict[str, Any], config: RunnableConfig) -> list[Document] | None:
         if self._overflow != "retrieve" or self._retriever is None:
             return None
-        return await self._retriever.ainvoke(self._question(value), config)
+        return await self._retriever.ainvoke(self._asked(value)[1], config)
 
 
-def _history(turns: Any) -> tuple[tuple[str, str], ...]:
-    """(question, answer) pairs, or a list of messages that alternate."""
-    items = list(turns)
-    if items and all(isinstance(item, BaseMessage) for item in items):
-        texts = [item.text for item in items]
-        if len(texts) % 2:
-            raise ConfigError("history has a question without an answer; pass human and AI messages in turn")
-        items = list(zip(texts[::2], texts[1::2], strict=True))
-    if any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
-        raise ConfigError("history must be (question, answer) pairs, or human and AI messages in turn")
-    return tuple((str(question), str(answer)) for question, answer in items)
+_Turns = tuple[tuple[str, str], ...]
+
+
+def _items(turns: Any) -> list[Any]:
+    if isinstance(turns, str | bytes | Mapping) or not isinstance(turns, Iterable):
+        raise ConfigError(_BAD_HISTORY)
+    return list(turns)
+
+
+def _history(items: Sequence[Any]) -> tuple[str, _Turns]:
+    """System text and (question, answer) pairs, from such pairs or from messages in any form that LangChain knows."""
+    if all(isinstance(item, tuple | list) and len(item) == 2 and item[0] not in _MESSAGE_ROLES for item in items):
+        return "", tuple((str(question), str(answer)) for question, answer in items)
+    if any(isinstance(item, str) for item in items):
+        raise ConfigError(_BAD_HISTORY)
+    try:
+        messages = convert_to_messages(items)
+    except (ValueError, NotImplementedError, TypeError, KeyError) as error:
+        raise ConfigError(_BAD_HISTORY) from error
+    return paired_turns(roles_and_texts(messages))
+
+
+def _instructions(own: str | None, system: str) -> str | None:
+    """The chain's instructions, or the default ones, followed by what the history's system messages say."""
+    return "\n\n".join([DEFAULT_INSTRUCTIONS if own is None else own, system]).strip() if system else own
+
+
+def _added_up(parts: Sequence[dict[str, Any]]) -> Any:
+    """An input that came in parts, as one; a part that is no dict stands for itself."""
+    if not all(isinstance(part, dict) for part in parts):
+        return parts[-1]
+    value = AddableDict()
+    for part in parts:
+        value = value + AddableDict(part)
+    return value
 
 
 def _indices(ranked: Sequence[Document], documents: Sequence[Document]) -> tuple[int, ...]:
-    """Places in ``documents`` of what a retriever returned: by page, or by text."""
+    """Places in ``documents`` of what a retriever returned: the very page, else by its text, else by its place."""
     places: dict[Any, int] = {}
     for index, document in enumerate(documents):
-        places.setdefault(document.page_content, index)
-        if (page := _page_key(document)) is not None:
-            places.setdefault(page, index)
-    keys = ((_page_key(document), document.page_content) for document in ranked)
-    found = (places.get(page, places.get(text)) for page, text in keys)
+        for key in _keys(document):
+            places.setdefault(key, index)
+    found = (next((places[key] for key in _keys(document) if key in places), None) for document in ranked)
     return tuple(dict.fromkeys(index for index in found if index is not None))
 
 
-def _page_key(document: Document) -> tuple[Any, ...] | None:
-    page = (document.metadata.get("source"), document.metadata.get("page"), document.metadata.get("page_label"))
-    return None if page[1] is None and page[2] is None else page
+def _keys(document: Document) -> list[Any]:
+    """What tells a page from others, the surest first."""
+    item, text = LoadedItem(document.page_content, document.metadata), document.page_content
+    place = (item.source, item.label if item.page is None else item.page)
+    return [(*place, text), text] if place[1] is None else [(*place, text), text, place]
 
 
 def _output(result: LLMResult) -> dict[str, Any]:
     generation = result.generations[0][0]
     info = generation.generation_info or {}
-    return {"answer": generation.text, **{name: info.get(name) for name in _REPORTED}}
+    reported = {name: info.get(name) for name in _REPORTED}
+    return {"answer": generation.text, "reasoning": info.get("reasoning_content", ""), **reported}
 
 
 def _parts(chunk: BaseMessage) -> Iterator[AddableDict]:
     if chunk.text:
         yield AddableDict({"answer": chunk.text})
+    if reasoning := chunk.additional_kwargs.get("reasoning_content"):
+        yield AddableDict({"reasoning": reasoning})
     if "tidekv" in chunk.response_metadata:
-        yield AddableDict({name: chunk.response_metadata.get(name) for name in _REPORTED})
+        yield AddableDict(
+            {"answer": "", "reasoning": "", **{name: chunk.response_metadata.get(name) for name in _REPORTED}}
+        )

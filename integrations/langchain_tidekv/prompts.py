@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage
+from langchain_core.messages import BaseMessage, ChatMessage, HumanMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from pydantic import PrivateAttr
 
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.service import DocumentRequest, merged_messages
 
-_ROLES = {"human": "user", "ai": "assistant", "developer": "system", "function": "tool"}
+_ROLES = {"human": "user", "ai": "assistant", "developer": "system", "function": "user", "tool": "user"}
+_TEXT_BLOCKS = ("text", "input_text", "output_text", "text-plain", "refusal")
+_RESULT_BLOCKS = ("tool_result", "function_call_output")
+_PASSED_OVER = (
+    *("thinking", "redacted_thinking", "reasoning", "reasoning_content"),
+    *("tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "function_call", "server_tool_use"),
+    *("cachePoint", "cache_point", "non_standard"),
+)
 
 
 class PromptText(str):
@@ -82,26 +90,47 @@ def engine_messages(messages: Sequence[BaseMessage]) -> list[dict[str, str]]:
     Raises:
         ConfigError: content that is not text, or an empty prompt.
     """
-    pairs = [(_role(message), _text(message)) for message in messages]
-    return merged_messages([("user" if role == "tool" else role, text) for role, text in pairs])
+    return merged_messages(roles_and_texts(messages))
+
+
+def roles_and_texts(messages: Sequence[BaseMessage]) -> list[tuple[str, str]]:
+    """The engine's role and the text of each message; what a tool said reaches the model as the user's words.
+
+    Raises:
+        ConfigError: content that is not text.
+    """
+    return [(_role(message), text_of(message)) for message in messages]
 
 
 def _role(message: BaseMessage) -> str:
-    if isinstance(message, SystemMessage | HumanMessage | AIMessage):
-        return _ROLES.get(message.type, message.type).removesuffix("MessageChunk").lower()
-    role = message.role if isinstance(message, ChatMessage) else message.type
+    role = message.role if isinstance(message, ChatMessage) else message.type.removesuffix("MessageChunk").lower()
     role = _ROLES.get(role, role)
-    if role not in ("system", "user", "assistant", "tool"):
+    if role not in ("system", "user", "assistant"):
         raise ConfigError(f"a message has role {role!r}; use system, human, ai or tool")
     return role
 
 
-def _text(message: BaseMessage) -> str:
-    other = [
-        block.get("type", "?")
-        for block in (message.content if isinstance(message.content, list) else ())
-        if isinstance(block, dict) and block.get("type") not in ("text", "reasoning")
-    ]
-    if other:
-        raise ConfigError(f"a message holds {other[0]!r} content; these models read text only")
-    return str(message.text)
+def text_of(message: BaseMessage) -> str:
+    """The text of a message; its reasoning, its calls of tools and marks for caches are passed over.
+
+    Raises:
+        ConfigError: content that is not text.
+    """
+    content = message.content
+    return "".join(map(_block_text, [content] if isinstance(content, str) else content))
+
+
+def _block_text(block: str | dict[Any, Any]) -> str:
+    """The text of a block of any provider: ``text``, OpenAI's ``input_text`` and ``output_text``, a tool's result."""
+    if isinstance(block, str):
+        return block
+    kind = str(block.get("type", "text" if "text" in block else next(iter(block), "?")))
+    if kind in _TEXT_BLOCKS:
+        text = block.get("text", "")
+        return str(text) if not isinstance(text, list) else "".join(map(_block_text, text))
+    if kind in _RESULT_BLOCKS:
+        found = block.get("content", block.get("output", ""))
+        return "".join(map(_block_text, [found] if isinstance(found, str | dict) else found or []))
+    if kind in _PASSED_OVER:
+        return ""
+    raise ConfigError(f"a message holds {kind!r} content; these models read text only")

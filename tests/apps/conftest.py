@@ -88,7 +88,7 @@ def _start(folder: Path, arguments: list[str], env: dict[str, str] | None) -> Ru
     settings = {**environment(), "TMPDIR": str(folder), **(env or {})}
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=settings, text=True, cwd=ROOT)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         found = re.search(r"at (http://\S+?)/? \(", log.read_text())
         if found:
@@ -103,7 +103,7 @@ def _start(folder: Path, arguments: list[str], env: dict[str, str] | None) -> Ru
 def stop_app(running: Running) -> None:
     running.process.send_signal(signal.SIGINT)
     try:
-        running.process.wait(20)
+        running.process.wait(300)
     except subprocess.TimeoutExpired:
         running.process.kill()
         running.process.wait()

@@ -6,7 +6,6 @@ import csv
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -52,30 +51,27 @@ def names() -> list[str]:
         return [row["file"] for row in csv.DictReader(table, delimiter="\t")]
 
 
-def read(app: Running, path: Path, **options: Any) -> tuple[dict[str, Any], float]:
-    client = connect(app)
-    begin = time.monotonic()
-    return upload(client, path, **options), time.monotonic() - begin
+def read(app: Running, path: Path, **options: Any) -> dict[str, Any]:
+    return upload(connect(app), path, **options)
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_file_of_the_manifest_is_shown_as_it_is(app: Running, name: str) -> None:
-    listed, seconds = read(app, FOLDER / "give" / name)
+    listed = read(app, FOLDER / "give" / name)
     state, fragment = SHOWN[name[:2]]
     (entry,) = listed["documents"]
     text = json.dumps(entry, ensure_ascii=False)
     assert state is None or entry["state"] == state, text
     assert fragment in text
-    assert seconds < 10
     assert app.alive()
     assert entry["name"] == name and "Traceback" not in text and "/sessions/" not in text
 
 
 def test_the_locked_file_opens_with_its_password_only(app: Running) -> None:
     (path,) = (FOLDER / "give").glob("03_*")
-    wrong, _ = read(app, path, password="nope")
+    wrong = read(app, path, password="nope")
     assert "wrong password" in wrong["documents"][0]["error"]
-    right, _ = read(app, path, password="openpassword")
+    right = read(app, path, password="openpassword")
     assert right["documents"][0]["state"] == "ready"
 
 
@@ -99,9 +95,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_hostile_files_leave_the_server_alive_and_say_what_is_wrong(app: Running, hostile: Path, name: str) -> None:
     before = app.rss()
-    listed, seconds = read(app, hostile / name)
+    listed = read(app, hostile / name)
     (entry,) = listed["documents"]
-    assert app.alive() and seconds < 10
+    assert app.alive()
     assert app.rss() - before < 400 << 20
     assert entry["state"] == "ready" or (entry["error"] and "\n" not in entry["error"])
     assert "Traceback" not in json.dumps(entry)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,8 @@ from tests.cli.streams import Stream, run_main
 from tidekv_llm.bench import harness
 from tidekv_llm.cli.answers import AskConsole
 from tidekv_llm.cli.terminal import literal, one_row
-from tidekv_llm.documents import Citation, Document, PageSpan, cite_pages
-from tidekv_llm.engine import TideKV
+from tidekv_llm.documents import Citation, Document, PageSpan, Prompt, cite_pages
+from tidekv_llm.engine import Answer, TideKV
 from tidekv_llm.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -33,17 +34,21 @@ SHOWN = r"a\x1b[2Jb\x1b]0;title\x07c\x9b31md\x08e\rf\x7fg\u202eh"
 FOREIGN = "Größe 水箱 7400升 🐳"
 
 
-def answer(text: str, name: str = "a.txt", quote: str | None = None) -> SimpleNamespace:
+def answer(text: str, name: str = "a.txt", quote: str | None = None, reasoning: str = "") -> Answer:
     citation = Citation(
         document=0, document_name=name, page=1, label="iv", origin="text", verified=True, quote=quote, score=0.5
     )
-    return SimpleNamespace(
+    return Answer(
         text=text,
+        reasoning=reasoning,
         citations=(citation,),
         metrics=Metrics(notes=[f"note {name}"]),
         prompt_tokens=3,
         finish_reason="stop",
         warnings=(f"warning {name}",),
+        prompt=Prompt((1, 2, 3), (), 2, "How much?"),
+        evidence=None,
+        page_strip_by_layer=(),
     )
 
 
@@ -59,7 +64,9 @@ class StandIn:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def ask(self, documents: Any, question: str, *, on_text: Any, **options: Any) -> Any:
+    def ask(self, documents: Any, question: str, *, on_text: Any, on_reasoning: Any, **options: Any) -> Any:
+        if self.reply.reasoning:
+            on_reasoning(self.reply.reasoning)
         for start in range(0, len(self.reply.text), 3):
             on_text(self.reply.text[start : start + 3])
         return self.reply
@@ -119,9 +126,9 @@ def test_citations_of_files_of_one_name_are_told_apart(ask, monkeypatch, tmp_pat
     other = tmp_path / "other" / "a.txt"
     other.parent.mkdir()
     other.write_text("The tank holds 36 litres.")
-    reply = answer("36 litres")
     documents = [Document.from_file(other), Document.from_file(other)]
-    reply.citations = cite_pages("It holds 36 litres.", [PageSpan(1, 1, "1", 0, 5)], documents)
+    found = cite_pages("It holds 36 litres.", [PageSpan(1, 1, "1", 0, 5)], documents)
+    reply = replace(answer("36 litres"), citations=found)
     command = ["ask", str(other), str(other), "How much?"]
     ask(reply)
     assert "[a.txt (2) p. 1]" in run_main(monkeypatch, command)[1]
@@ -132,6 +139,19 @@ def test_a_style_of_the_answer_does_not_pass_for_one_of_ours(ask):
     _, out, _ = ask(answer("\x1b[31mred"), terminal=True)
     assert "\x1b[31m" not in out
     assert r"\x1b[31mred" in out
+
+
+def test_reasoning_is_shown_to_who_watches_and_is_no_part_of_the_answer(ask):
+    reply = answer("36 litres", reasoning=f"hm [bold] :x: {HOSTILE}")
+    _, out, error = ask(reply, terminal=True)
+    assert "hm [bold] :x: " in error
+    assert SHOWN in error
+    assert "hm" not in out
+    for options in (("--quiet",), ("--json",)):
+        assert "hm" not in ask(reply, *options, terminal=True)[2]
+    _, out, error = ask(reply)
+    assert "hm" not in out + error
+    assert json.loads(ask(reply, "--json")[1])["reasoning"] == reply.reasoning
 
 
 def test_json_holds_the_text_and_obeys_nothing(ask):

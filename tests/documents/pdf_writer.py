@@ -92,3 +92,24 @@ def giant_xref() -> bytes:
 def deep_array(depth: int) -> bytes:
     """Arrays nested beyond any recursion limit, in the catalog."""
     return text_pdf(["deep"], catalog=b"/Deep " + b"[" * depth + b"]" * depth)
+
+
+def unicode_pdf(*pages: Sequence[str]) -> bytes:
+    """An honest PDF in any script: a font without glyphs whose ToUnicode map names every character."""
+    codes = {char: code for code, char in enumerate(sorted({*"".join("".join(lines) for lines in pages)}), 1)}
+    named = "\n".join(f"<{code:04x}> <{char.encode('utf-16-be').hex()}>" for char, code in codes.items())
+    cmap = (
+        f"1 begincodespacerange <0000> <ffff> endcodespacerange\n{len(codes)} beginbfchar\n{named}\nendbfchar\nendcmap"
+    )
+    shown = [
+        b"BT /F1 12 Tf 72 720 Td 14 TL "
+        + b" ".join(b"<%s> Tj T*" % "".join(f"{codes[char]:04x}" for char in line).encode() for line in lines)
+        + b" ET"
+        for lines in pages
+    ]
+    fonts: Objects = {
+        3: b"<</Type/Font/Subtype/Type0/BaseFont/Any/Encoding/Identity-H/DescendantFonts[901 0 R]/ToUnicode 902 0 R>>",
+        901: b"<</Type/Font/Subtype/CIDFontType2/BaseFont/Any/DW 600/CIDSystemInfo<</Ordering(Identity)>>>>",
+        902: stream(cmap.encode()),
+    }
+    return document([stream(each) for each in shown], more=fonts)

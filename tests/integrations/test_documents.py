@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidekv_llm.documents.loaded import corpus_of
+from tidekv_llm.documents.loaded import LoadedItem, corpus_of
 from tidekv_llm.errors import ConfigError, ContextOverflowError, NoTextError
 from tidekv_llm.service import (
     DocumentRequest,
@@ -16,7 +16,6 @@ from tidekv_llm.service import (
     Reply,
     call_options,
     document_call,
-    merged_messages,
     run,
 )
 
@@ -25,59 +24,17 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def labels(items: list[tuple[str, dict[str, Any]]]) -> list[list[str]]:
-    return [[page.label for page in document.pages] for document in corpus_of(items).documents]
-
-
-def test_labels_come_from_page_label_then_page_then_position() -> None:
-    meta: list[dict[str, Any]] = [
-        {"source": "a.pdf", "page": 0, "page_label": "iv"},
-        {"source": "a.pdf", "page": 1},
-        {"source": "a.pdf"},
-        {"file_name": "b.pdf", "page_label": "A-3"},
-        {},
-        {},
-    ]
-    items = [(f"text {index}", one) for index, one in enumerate(meta)]
-    assert labels(items) == [["iv", "2", "1"], ["A-3"], ["1", "2"]]
-    assert corpus_of(items).sources == ("a.pdf", "b.pdf", None)
-
-
-def test_pieces_of_one_page_are_one_page() -> None:
-    corpus = corpus_of([("first", {"source": "a", "page": 3}), ("second", {"source": "a", "page": 3})])
-    assert [page.text for page in corpus.documents[0].pages] == ["first\nsecond"]
-    assert corpus.items == {(0, 1): (0, 1)}
-
-
-def test_bracketed_label_is_cleaned_and_empty_source_is_kept() -> None:
-    corpus = corpus_of([("x", {"page_label": "[1]\n"}), ("  ", {"source": "scan.pdf", "page": 0})])
-    assert corpus.documents[0].pages[0].label == "1"
-    assert corpus.documents[1].warnings == ("scan.pdf has no text; left out",)
-
-
-@pytest.mark.parametrize(("items", "says"), [([], "empty"), ([(5, {})], "int instead of text")])
-def test_bad_items(items: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        corpus_of(items)
-
-
 def test_options_of_object_and_call() -> None:
-    assert call_options({**OPTIONS, "stop": ["a"]}, ["b", "a"], {"max_tokens": None, "top_k": 5}) == {
+    assert call_options({**OPTIONS, "stop": ["a"]}, ["b", "a"], {"max_tokens": None, "top_k": 5}).generation == {
         "temperature": 0.0, "top_p": 1.0, "top_k": 5, "seed": None, "max_new_tokens": 8, "stop": ("a", "b"),
     }  # fmt: skip
     with pytest.raises(ConfigError, match="the same option"):
         call_options(OPTIONS, None, {"max_tokens": 1, "max_new_tokens": 1})
 
 
-def test_neighbours_of_one_role_are_merged() -> None:
-    assert merged_messages([("user", "a"), ("user", "b"), ("assistant", "c")]) == [
-        {"role": "user", "content": "a\n\nb"},
-        {"role": "assistant", "content": "c"},
-    ]
-
-
 def _ask(handle: EngineHandle, question: str, pages: int, **options: Any) -> Reply:
-    items = [(f"Page {n} tells of {'gulls' if n == 7 else 'nothing'}. " + "x " * 40, {"page": n}) for n in range(pages)]
+    texts = [f"Page {n} tells of {'gulls' if n == 7 else 'nothing'}. " + "x " * 40 for n in range(pages)]
+    items = [LoadedItem(text, {"page": n}) for n, text in enumerate(texts)]
     request = DocumentRequest(corpus_of(items), question, **options)
     return run(handle, document_call(request, call_options(OPTIONS, None, {})))
 
@@ -119,14 +76,17 @@ def test_callers_own_order_decides(handle: EngineHandle) -> None:
 
 
 def test_page_that_is_longer_than_the_window_is_an_error(handle: EngineHandle) -> None:
-    request = DocumentRequest(corpus_of([("y" * 3000, {})]), "What?", overflow="retrieve")
+    request = DocumentRequest(corpus_of([LoadedItem("y" * 3000, {})]), "What?", overflow="retrieve")
     with pytest.raises(ContextOverflowError, match="not one page fits"):
         run(handle, document_call(request, call_options(OPTIONS, None, {})))
 
 
 def test_no_readable_page(handle: EngineHandle) -> None:
     with pytest.raises(NoTextError):
-        run(handle, document_call(DocumentRequest(corpus_of([("", {})]), "What?"), call_options(OPTIONS, None, {})))
+        run(
+            handle,
+            document_call(DocumentRequest(corpus_of([LoadedItem("", {})]), "What?"), call_options(OPTIONS, None, {})),
+        )
 
 
 @pytest.mark.parametrize(("question", "options"), [("  ", {}), ("What?", {"overflow": "cut"})])

@@ -29,21 +29,26 @@ def test_example_is_short(name: str) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text("utf-8").splitlines()) < 40
 
 
+# How many times likelier than the second best the least certain token was, in float32 and in bfloat16. The whole
+# sentence up to the answer: London 15.2 and 15.6, Tokyo 12.5 and 12.2, Athens 12.7 and 12.2. The name alone, since
+# "The answer is: Tobias Renn" is as good: 29.1 and 29.7.
+
+
 def test_langchain_chat_stream(capsys: pytest.CaptureFixture[str]) -> None:
     _load("langchain_chat_stream").main()
-    assert "Paris" in capsys.readouterr().out
+    assert "London" in capsys.readouterr().out
 
 
 def test_llama_index_async(capsys: pytest.CaptureFixture[str]) -> None:
     asyncio.run(_load("llama_index_async").main())
     out = capsys.readouterr().out
-    assert "Paris" in out
-    assert "Rome" in out
+    assert "Tokyo" in out
+    assert "Athens" in out
 
 
 @pytest.mark.parametrize("name", ["langchain_stuff_pdf", "llama_index_query_pdf"])
 def test_whole_pdf(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     _load(name).main()
     out = capsys.readouterr().out
-    assert "3.1 tonnes" in out
-    assert "p. 1 (verified)" in out
+    assert "Tobias Renn" in out
+    assert "p. 6 (verified)" in out

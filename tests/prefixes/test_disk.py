@@ -282,7 +282,7 @@ def child(what: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("what", ["ingest", "sync", "file", "remove"])
 def test_a_killed_process_leaves_no_store_and_its_remains_are_swept(what: str) -> None:
     process = child(what)
-    process.communicate(timeout=120)
+    process.communicate()
     assert process.returncode == -signal.SIGKILL
     with engine().open(document(), store="disk", name="killed") as session:
         root = session_folder("killed")
@@ -297,7 +297,7 @@ def test_two_processes_on_one_store_and_a_restart() -> None:
     both = [child("ask"), child("ask")]
     lines = []
     for process in both:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate()
         assert process.returncode == 0, err
         lines.append(out.split())
     with engine().open(document(), store="disk", name="killed") as session:

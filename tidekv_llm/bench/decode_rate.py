@@ -88,10 +88,12 @@ def decode_rates(llm: TideKV, prompt: Sequence[int], *, new_tokens: int, repeats
 def _rate(llm: TideKV, cache: CompressedCache, new_tokens: int) -> float:
     import torch
 
-    from tidekv_llm.attention import AttentionDispatch
     from tidekv_llm.decode.loop import DecodeAdapter
 
-    adapter, token = DecodeAdapter(llm.decoder, cache, AttentionDispatch()), torch.tensor([[5]], device=llm.device)
+    adapter, token = (
+        DecodeAdapter(llm.decoder, cache, llm.decoder.attention("auto")),
+        torch.tensor([[5]], device=llm.device),
+    )
     adapter.step(token).sum().item()
     begin = time.perf_counter()
     for _ in range(new_tokens):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tidekv_llm.attention import AttentionDispatch
 from tidekv_llm.bench.corpus import corpus_text
 from tidekv_llm.compress.compressor import Compressor
 from tidekv_llm.compress.fan_out import FanOut
@@ -144,7 +143,7 @@ def answers(
     with MemoryMeter(decoder.device, weights=0) as meter:
         task = PrefillTask(PrefillConfig(), Request(), meter)
         hidden = run_layer_major(decoder, ids, task, fan_out, chunk_size=chunk_size).hidden
-    logits, attention = decoder.logits(hidden[:, -1])[0], AttentionDispatch()
+    logits, attention = decoder.logits(hidden[:, -1])[0], decoder.attention("auto")
     texts = []
     for kept in fan_out.caches:
         adapter = DecodeAdapter(decoder, kept, attention)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.text import Text
 
@@ -41,7 +41,9 @@ class AskConsole:
     def __init__(self, *, as_json: bool, quiet: bool) -> None:
         self._as_json = as_json
         self._out = console()
-        self._bars = Bars(hidden=quiet or as_json)
+        self._error = console(stderr=True)
+        self._watched = self._error.is_terminal and not (quiet or as_json)
+        self._bars = Bars(hidden=not self._watched)
         self._answer_begun = False
 
     def __enter__(self) -> Self:
@@ -65,6 +67,12 @@ class AskConsole:
         detail = f"layer {progress.layer} of {progress.layers}, {progress.eta_seconds:.0f} s left"
         self._bars.show("Reading the prompt", progress.fraction, detail)
 
+    def reasoning(self, delta: str) -> None:
+        """A piece of what the model thinks before it answers: for whoever watches, no part of the answer."""
+        self._bars.stop()
+        if self._watched:
+            self._error.print(Text(literal(delta, sys.stderr), "dim"), end="")
+
     def text(self, delta: str) -> None:
         """A piece of the answer, as it comes."""
         self._bars.stop()
@@ -79,7 +87,7 @@ class AskConsole:
         """What follows the answer's text: citations, warnings and figures."""
         self._bars.stop()
         if self._as_json:
-            print_json(answer_as_dict(answer, model))
+            print_json({"model": model, **answer.as_dict()})
             return
         print("" if self._answer_begun else "\n(the model gave an empty answer)")
         if answer.finish_reason == "length":
@@ -129,27 +137,3 @@ def figures(metrics: Metrics, model: str) -> list[tuple[str, str, str]]:
 def _peak_parts(metrics: Metrics) -> list[tuple[str, int]]:
     parts = [(label, metrics.components.get(key, 0)) for key, label in COMPONENT_NAMES.items()]
     return [*parts, ("Python, libraries", metrics.construction_peak_bytes - sum(nbytes for _, nbytes in parts))]
-
-
-def answer_as_dict(answer: Answer, model: str) -> dict[str, Any]:
-    """An answer as JSON types."""
-    return {
-        "answer": answer.text,
-        "finish_reason": answer.finish_reason,
-        "model": model,
-        "citations": [
-            {
-                "document": citation.document_name,
-                "page": citation.page,
-                "label": citation.label,
-                "origin": citation.origin,
-                "verified": citation.verified,
-                "quote": citation.quote,
-                "score": citation.score,
-            }
-            for citation in answer.citations
-        ],
-        "prompt_tokens": answer.prompt_tokens,
-        "warnings": list(answer.warnings),
-        "metrics": answer.metrics.as_dict(),
-    }

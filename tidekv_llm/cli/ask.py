@@ -111,6 +111,7 @@ def _ask_once(llm: TideKV, documents: list[Document], options: argparse.Namespac
         options.question,
         max_new_tokens=options.max_new_tokens,
         on_text=console.text,
+        on_reasoning=console.reasoning,
         progress=console.prefilling,
     )
 
@@ -130,6 +131,7 @@ def _ask_session(llm: TideKV, documents: list[Document], options: argparse.Names
                 remember=not options.independent,
                 max_new_tokens=options.max_new_tokens,
                 on_text=console.text,
+                on_reasoning=console.reasoning,
                 progress=console.prefilling,
             )
         except ContextOverflowError as error:

@@ -77,19 +77,38 @@ class LayerStep:
         return self._rows(hidden + query + 2 * key + max(3 * query, query + 3 * key))
 
     def _attend(self) -> int:
-        """Normed input, q, the attention's output (in scratch when tiled) and its projection."""
+        """Normed input, q, the attention's output (in scratch on a CPU) and its projection."""
         hidden, query, _ = self._width
         shape = self.plan.shape
         # One output for all head groups, beside the scratch that each of them uses.
-        in_scratch = self.plan.tiled and not self.repeats_kv and not self.heads_at_once
+        in_scratch = self.plan.scratch and not self.repeats_kv and not self.heads_at_once
         output = 0 if in_scratch else query + FLOAT32 * shape.num_heads
         repeated = 2 * query if self.repeats_kv else 0
-        return self._rows(hidden + query + output) + max(self._rows(hidden), self._rows(repeated), self._window_lse())
+        own = self._merged() if self.plan.merged and not self.repeats_kv else self._window_lse()
+        return self._rows(hidden + query + output) + max(self._rows(hidden), self._rows(repeated), own)
+
+    def _merged(self) -> int:
+        """The merge backend's output of the history, or of one head per group, and float32 log-sum-exps."""
+        shape = self.plan.shape
+        heads, sums = (
+            (self._heads, 3) if self._has_history else (self._heads * shape.num_kv_heads // shape.num_heads, 2)
+        )
+        return self._rows(heads * shape.head_dim * shape.element_bytes + sums * self._heads * FLOAT32)
+
+    @property
+    def _has_history(self) -> bool:
+        return self.history > self.tokens
+
+    @property
+    def _heads(self) -> int:
+        """Query heads that are attended to together."""
+        shape = self.plan.shape
+        return self.heads_at_once * (shape.num_heads // shape.num_kv_heads) or shape.num_heads
 
     def _window_lse(self) -> int:
         """The tiled backend's float32 copy of the observation window's scores, one KV head's group at a time."""
         shape = self.plan.shape
-        if not self.scores or not self.plan.tiled or shape.element_bytes == FLOAT32:
+        if not self.scores or not self.plan.scratch or shape.element_bytes == FLOAT32:
             return 0
         rows = min(self.plan.config.window_size, self.tokens, self._tile_rows())
         return shape.num_heads // shape.num_kv_heads * rows * self.history * FLOAT32
@@ -112,16 +131,22 @@ class LayerStep:
         return self._rows(2 * hidden + output) + inner
 
     def scratch_bytes(self) -> int:
-        """The tiled backend's buffers: its output, one tile of scores, and the tile's queries and output."""
-        if not self.plan.tiled or self.repeats_kv:
+        """A CPU backend's buffers: its output, and the folded queries (merge) or what one tile takes (tiled)."""
+        if not self.plan.scratch or self.repeats_kv:
             return 0
+        output = self._rows(self._heads * self.plan.shape.head_dim * self.plan.shape.element_bytes)
+        if not self.plan.merged:
+            return output + self._tile_bytes()
+        # Sliding-window layers are computed on tiles.
+        folded = output if self._has_history else 0
+        return output + (max(folded, self._tile_bytes()) if any(self.plan.shape.windows) else folded)
+
+    def _tile_bytes(self) -> int:
+        """One tile of scores, and the tile's queries and output."""
         shape = self.plan.shape
-        group = shape.num_heads // shape.num_kv_heads
-        heads = self.heads_at_once * group or shape.num_heads
-        output = self._rows(heads * shape.head_dim * shape.element_bytes)
-        rows = group * self._tile_rows()
+        rows = shape.num_heads // shape.num_kv_heads * self._tile_rows()
         scores = max(attention.TILE_BYTES, rows * self.history * shape.element_bytes)
-        return output + scores + 2 * rows * shape.head_dim * shape.element_bytes
+        return scores + 2 * rows * shape.head_dim * shape.element_bytes
 
 
 def scoring_bytes(plan: Plan, block_size: int, kept: int, length: int) -> int:

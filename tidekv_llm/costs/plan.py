@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tidekv_llm.cache.rows import GROUP
 from tidekv_llm.config import PrefillConfig
+from tidekv_llm.hardware import prefers_tiles
 from tidekv_llm.shapes import ModelShape
 
 FLOAT32 = 4
@@ -44,9 +45,17 @@ class Plan:
         return min(self.config.tokens_per_chunk, self.prompt_length)
 
     @property
-    def tiled(self) -> bool:
-        """Whether attention works on tiles in scratch buffers (CPU) or inside a fused kernel (CUDA)."""
+    def scratch(self) -> bool:
+        """Whether attention works in scratch buffers (CPU) or inside a fused kernel (CUDA)."""
         return self.device == "cpu"
+
+    @property
+    def merged(self) -> bool:
+        """Whether a CPU attends with the fused kernel twice, else on tiles (:mod:`tidekv_llm.attention`)."""
+        chosen = self.config.attention
+        return self.scratch and (
+            chosen == "merge" or (chosen == "auto" and not prefers_tiles(self.shape.element_bytes))
+        )
 
     def kv_bytes(self, positions: int) -> int:
         """Keys and values of one layer: 2 * B * Hkv * positions * D * b."""

@@ -80,6 +80,11 @@ class Citation:
     quote: str | None
     score: float
 
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        fields = ("page", "label", "origin", "verified", "quote", "score")
+        return {"document": self.document_name, **{name: getattr(self, name) for name in fields}}
+
 
 def cite_pages(
     answer: str,

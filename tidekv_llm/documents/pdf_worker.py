@@ -16,6 +16,7 @@ The worker imports pypdf, regex and the standard library only. It writes no file
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import logging
@@ -24,19 +25,20 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, BinaryIO
 
 from tidekv_llm import sandbox
 from tidekv_llm.documents.cleanup import clean_text, strip_controls
-from tidekv_llm.documents.pdf_forms import annotations, fields_without_page, page_fields, typed_notes
+from tidekv_llm.documents.pdf_forms import annotations_of, fields_without_page, page_fields, typed_notes
 from tidekv_llm.documents.pdf_ink import Ink
 from tidekv_llm.documents.readable import PARTLY_UNREADABLE_SHARE, find_problem, unreadable_share
 
 _HEADER = struct.Struct(">I")
 _MAX_LABEL = 16
 _WORD_BOUNDARY = re.compile(r"\s+")
+_ARABIC_NUMBER = re.compile("[\u0660-\u0669\u06f0-\u06f9](?:[.,:/\u066b\u066c]?[\u0660-\u0669\u06f0-\u06f9])*")
 _TEXT_OPERATOR = re.compile(rb"T[jJ]|['\"]|Do\b")
 _QUICKER = "a quicker reader comes with pip install 'tidekv-llm[preview]'; or print the page to a new PDF"
 
@@ -82,6 +84,7 @@ def _read_document(request: dict[str, Any], output: BinaryIO) -> None:
         "stream_parsing_work_maximum_count": 1 << 40,
         "jbig2dec_binary": None,  # images are not read, and no other program is started
     }
+    _treat_arabic_figures_alike()
     with open(request["path"], "rb") as file, pypdf.apply_configuration(**settings):
         try:
             with _alarm(_patience(request)):
@@ -99,6 +102,22 @@ def _read_document(request: dict[str, Any], output: BinaryIO) -> None:
         _send(output, kind="end")
         pages.read_again()
         _send(output, kind="closed")
+
+
+def _treat_arabic_figures_alike() -> None:
+    """Let pypdf turn every ٧٤٠٠ round together with the letters beside it, so that ``_figures_forward`` can mend it.
+
+    It turns some of them, by what stands before, and then 7400 is 0047; its public ``set_custom_rtl`` has no say in
+    that. This process reads one file and ends.
+    """
+    extraction: Any = importlib.import_module("pypdf._text_extraction")
+    neutral: Callable[..., bool] = extraction.is_char_neutral
+    extraction.is_char_neutral = lambda char, *more: not _ARABIC_NUMBER.match(char) and neutral(char, *more)
+
+
+def _figures_forward(text: str) -> str:
+    """Figures run from left to right in Arabic and Persian too."""
+    return _ARABIC_NUMBER.sub(lambda match: match[0][::-1], text)
 
 
 def _patience(request: dict[str, Any]) -> float:
@@ -236,8 +255,8 @@ class _Pages:
         page, ink = self._reader.pages[number - 1], Ink()
         notes, fields = self._beside[number] = self._notes_and_fields(page, number)
         visitors = {"visitor_operand_before": ink.before, "visitor_text": ink.text} if _draws_text(page) else {}
-        text, problem = _judged(page.extract_text(**visitors), self._output, number)
-        if any(annotations(page, "/Text")):
+        text, problem = _judged(_figures_forward(page.extract_text(**visitors)), self._output, number)
+        if any(annotations_of(page, "/Text")):
             _warn(self._output, "comments ignored", number)
         if ink.doubled:
             _warn(self._output, "text drawn twice in one place is counted once", number)

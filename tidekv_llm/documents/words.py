@@ -38,7 +38,8 @@ _SPACELESS_BREAK = regex.compile(rf"(?V1)(?<=[{_SPACELESS}]) *\n *(?=[{_SPACELES
 
 # --- one form ------------------------------------------------------------------------------------------------
 
-_COMPATIBLE = regex.compile(r"(?:\P{No}|(?<=[\p{L}\p{M}])\p{No})+")  # m² is m2, but 10² is not 102
+_COMPATIBLE = regex.compile(r"\P{No}+")
+_INDEX = regex.compile(r"(?<=\p{L}\p{M}*)\p{No}")  # m² is m2, but 10² is not 102
 # Vowel points, cantillation, accents and stress that writers leave out at will; a mark of an Indic or a Latin
 # letter makes another letter and stays.
 _OPTIONAL_MARKS = regex.compile(
@@ -60,8 +61,9 @@ def fold(text: str) -> str:
     """The text as it is compared: ``Ｇérant``, ``gérant`` and ``GÉRANT`` are one; so are ``７٤`` and ``74``."""
     if text.isascii():
         return text.lower()
-    text = _COMPATIBLE.sub(lambda match: _normalized("NFKD", match[0]), text).casefold()
-    text = _normalized("NFD", _UNSEEN.sub("", text)).translate(_VARIANTS)
+    for part in (_COMPATIBLE, _INDEX):
+        text = part.sub(lambda match: _normalized("NFKD", match[0]), _UNSEEN.sub("", text))
+    text = _normalized("NFD", text.casefold()).translate(_VARIANTS)
     text = _OPTIONAL_MARKS.sub(r"\1", text)
     text = _OTHER_DIGITS.sub(lambda match: str(unicodedata.decimal(match[0])), text)
     return _normalized("NFC", text)
@@ -121,10 +123,11 @@ def is_number(word: str) -> bool:
 
 _CLOSING = r"[\p{Pe}\p{Pf}\"'’”]*+"
 # Up to two letters before a full stop are an abbreviation or initial ("No. 4", "St. Mary"), and no sentence begins
-# with a small letter. Runs of marks are taken whole and never given back, so that the search stays linear.
+# with a small letter (Georgian has no others). Runs of marks are taken whole and never given back: the search
+# stays linear.
 _SENTENCE_END = regex.compile(
     rf"(?V1)(?:[\p{{SB=STerm}}--[!?]]|．(?!\p{{Nd}})|(?<=[{_SPACELESS}])[.!?])[\p{{SB=STerm}}.]*+{_CLOSING}\s*+"
-    rf"|(?<![.!?]|\b\p{{Lu}}\p{{Ll}}?(?=\.))[.!?]++{_CLOSING}\s++(?!\p{{Ll}})"
+    rf"|(?<![.!?]|\b\p{{Lu}}\p{{Ll}}?(?=\.))[.!?]++{_CLOSING}\s++(?![\p{{Ll}}--\p{{Georgian}}])"
     r"|(?<!\n)\n\s*\n\s*"
 )
 _WINDOW = 24

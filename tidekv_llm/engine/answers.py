@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -64,6 +64,18 @@ class Answer:
     def page_strip(self) -> tuple[int, ...]:
         """Kept positions per page, summed over layers and KV heads."""
         return tuple(sum(column) for column in zip(*self.page_strip_by_layer, strict=True))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The answer, its citations and figures as JSON types; the prompt's ids and the evidence are left out."""
+        return {
+            "answer": self.text,
+            "reasoning": self.reasoning,
+            "finish_reason": self.finish_reason,
+            "citations": [citation.as_dict() for citation in self.citations],
+            "prompt_tokens": self.prompt_tokens,
+            "warnings": list(self.warnings),
+            "metrics": self.metrics.as_dict(),
+        }
 
 
 OnText = Callable[[str], None]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from tidekv_llm.attention import AttentionDispatch
 from tidekv_llm.decode.loop import DecodeAdapter, decode_tokens
 from tidekv_llm.decode.sampling import Sampler
 from tidekv_llm.decode.text import TextStream
@@ -49,7 +48,7 @@ class Decoding:
     ) -> None:
         weights = hold.get()
         self._hold, self._prefilled, self._options, self._request = hold, prefilled, options, request
-        self._adapter = DecodeAdapter(weights.decoder, prefilled.cache, AttentionDispatch(attention))
+        self._adapter = DecodeAdapter(weights.decoder, prefilled.cache, weights.decoder.attention(attention))
         self._text = _text_stream(weights, ids, options.stop)
         self._stop_ids = frozenset[int]() if options.ignore_eos else weights.stop_ids
         self._ids: list[int] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from tidekv_llm.engine.answers import Answer, AnswerStream, Generation, OnText, 
 from tidekv_llm.engine.limits import one_prompt
 from tidekv_llm.engine.run import Run
 from tidekv_llm.engine.session import Session
-from tidekv_llm.engine.weights import Hold, Weights
+from tidekv_llm.engine.weights import Hold, Weights, WeightsUser
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.models import load
 from tidekv_llm.options import GenerationOptions, Settled, settle
@@ -31,17 +31,14 @@ from tidekv_llm.request import ProgressCallback, Request
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from tidekv_llm.cache.cache_file import CacheOwner
     from tidekv_llm.documents.prompt import HistoryTurn
-    from tidekv_llm.hf import Decoder
     from tidekv_llm.prefill.result import Prefilled
-    from tidekv_llm.shapes import ModelShape
 
 Messages = Sequence[Mapping[str, Any]]
 PromptInput = str | Messages | Sequence[int] | Tensor
 
 
-class TideKV:
+class TideKV(WeightsUser):
     """A language model that reads whole documents with layer-major prefill and delayed eviction.
 
     Args:
@@ -139,61 +136,6 @@ class TideKV:
         other = self.with_prefill()
         other._prefix = SharedPrefix(limit_bytes)
         return other
-
-    # --- life cycle -------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Let go of the model; its memory is freed when the last engine that shares it is closed."""
-        self._hold.let_go()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The transformers model."""
-        return self._open().model
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The transformers tokenizer."""
-        return self._open().tokenizer
-
-    @property
-    def device(self) -> torch.device:
-        """Where prompts go in."""
-        return self._open().decoder.device
-
-    @property
-    def devices(self) -> tuple[torch.device, ...]:
-        """Every device that holds a part of the model."""
-        return self._open().decoder.devices
-
-    @property
-    def name(self) -> str:
-        """What the model is called."""
-        return self._open().name
-
-    @property
-    def shape(self) -> ModelShape:
-        """The model's dimensions, as the planner uses them."""
-        return self._open().shape
-
-    @property
-    def decoder(self) -> Decoder:
-        """The model taken apart into layers, for tools that run them."""
-        return self._open().decoder
-
-    @property
-    def cache_owner(self) -> CacheOwner:
-        """What a saved cache must have been saved for (``cache.save(path, llm.cache_owner)``)."""
-        return self._open().owner
-
-    def _open(self) -> Weights:
-        return self._hold.get()
 
     def _run(self) -> Run:
         return Run(self._hold, self.config, self.context_window, self._notes)

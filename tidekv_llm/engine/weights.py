@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -122,3 +122,62 @@ class Hold:
             self._weights = None
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+
+class WeightsUser:
+    """What is done with a hold on weights: they are shown while it is open, and let go of when it is closed."""
+
+    _hold: Hold
+
+    def close(self) -> None:
+        """Let go of the model; its memory is freed when the last engine that shares it is closed."""
+        self._hold.let_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model."""
+        return self._open().model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The transformers tokenizer."""
+        return self._open().tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        """Where prompts go in."""
+        return self._open().decoder.device
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Every device that holds a part of the model."""
+        return self._open().decoder.devices
+
+    @property
+    def name(self) -> str:
+        """What the model is called."""
+        return self._open().name
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's dimensions, as the planner uses them."""
+        return self._open().shape
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model taken apart into layers, for tools that run them."""
+        return self._open().decoder
+
+    @property
+    def cache_owner(self) -> CacheOwner:
+        """What a saved cache must have been saved for (``cache.save(path, llm.cache_owner)``)."""
+        return self._open().owner
+
+    def _open(self) -> Weights:
+        return self._hold.get()

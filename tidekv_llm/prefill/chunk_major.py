@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tidekv_llm.attention import AttentionDispatch, Scratch
+from tidekv_llm.attention import Scratch
 from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.cache.growing import GrowingLayer
 from tidekv_llm.hf import Decoder
@@ -39,7 +39,7 @@ def run_chunk_major(
     """
     chunks = plan_chunks(token_ids.shape[1], chunk_size, task.boundaries)
     cache, scratch, work = CompressedCache(), Scratch(), WorkMeter(decoder, chunks)
-    attention, mlp_chunk_size = AttentionDispatch(task.config.attention), task.config.mlp_chunk_size
+    attention, mlp_chunk_size = decoder.attention(task.config.attention), task.config.mlp_chunk_size
     layers = [make_layer(index) for index in range(decoder.num_layers)]
     for layer in layers:
         layer.bind(attention, scratch)

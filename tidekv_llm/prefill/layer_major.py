@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tidekv_llm.attention import AttentionDispatch, Scratch
+from tidekv_llm.attention import Scratch
 from tidekv_llm.cache.compressed import CompressedCache
 from tidekv_llm.cache.full_layer import LayerEnd
 from tidekv_llm.hf import Decoder, KeysValuesOnly
@@ -71,7 +71,7 @@ class _LayerMajorRun:
         self.active = ActiveLayer(
             self.length,
             layer_end.window_size,
-            AttentionDispatch(task.config.attention),
+            decoder.attention(task.config.attention),
             self.scratch,
             layer_end.accumulator,
             slots_for(decoder) if task.reader is not None else 1,

@@ -37,7 +37,7 @@ class OneShotSchedule(Schedule):
     def cost(self, plan: Plan) -> Moments:
         """Transformers' own forward: embeddings, the layer's input and all layers' KV are alive together."""
         shape, length = plan.shape, plan.prompt_length
-        step = LayerStep(plan, length, length, length, repeats_kv=plan.tiled and shape.num_kv_heads < shape.num_heads)
+        step = LayerStep(plan, length, length, length, repeats_kv=plan.scratch and shape.num_kv_heads < shape.num_heads)
         steady = plan.held(shape.num_layers, plan.everything, position_size=0)
         forward = {"bridge": 2 * plan.hidden_bytes(length), "activations": step.activation_bytes()}
         return Moments(({**steady, **forward},), steady)

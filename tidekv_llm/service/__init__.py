@@ -5,8 +5,12 @@ when a model is used.
 """
 
 from tidekv_llm.service.documents import DocumentRequest, Overflow, document_call
+from tidekv_llm.service.identity import model_identity
+from tidekv_llm.service.messages import merged_messages, paired_turns
 from tidekv_llm.service.pool import EngineHandle, EnginePool, EngineSpec, ModelFacts
 from tidekv_llm.service.requests import (
+    CallOptions,
+    Delta,
     ModelCall,
     Reply,
     RequestTimeoutError,
@@ -15,11 +19,12 @@ from tidekv_llm.service.requests import (
     call_options,
     generation_call,
     iterate,
-    merged_messages,
     run,
 )
 
 __all__ = [
+    "CallOptions",
+    "Delta",
     "DocumentRequest",
     "EngineHandle",
     "EnginePool",
@@ -36,5 +41,7 @@ __all__ = [
     "generation_call",
     "iterate",
     "merged_messages",
+    "model_identity",
+    "paired_turns",
     "run",
 ]

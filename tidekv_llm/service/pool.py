@@ -328,6 +328,11 @@ class EngineHandle:
         loaded = load_tokenizer(spec.model, context_window=spec.context_window, **spec.load_options)
         return loaded.tokenizer, loaded.context_window
 
+    def local_files(self) -> Path | None:
+        """The model's folder or GGUF file on this machine, if that is known without asking anyone."""
+        file = Path(self.spec.model).expanduser()
+        return self._local_folder() or (file if self.spec.engine is None and file.exists() else None)
+
     def _local_folder(self) -> Path | None:
         """Where the model's files lie, if that is known without asking anyone."""
         from tidekv_llm.models import embedded

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
+from llama_index.core.base.llms.types import CachePoint, CitableBlock, CitationBlock, ThinkingBlock, ToolCallBlock
 from llama_index.core.llms import (
     ChatMessage,
     ChatResponse,
@@ -30,6 +31,7 @@ from pydantic import ConfigDict
 from tidekv_fields import TideKVFields
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.service import (
+    Delta,
     ModelCall,
     Reply,
     aiterate,
@@ -114,16 +116,16 @@ class TideKVLLM(TideKVFields, CustomLLM):
         return generation_call(prompt, options, chat_template=self.chat_template and not formatted)
 
     def _completions(self, call: ModelCall) -> CompletionResponseGen:
-        text = ""
+        so_far = Delta()
         for item in iterate(self.engine_handle(), call, self.timeout):
-            text += item if isinstance(item, str) else ""
-            yield _completion_delta(item, text)
+            so_far = _added(so_far, item)
+            yield _completion_delta(item, so_far)
 
     async def _acompletions(self, call: ModelCall) -> CompletionResponseAsyncGen:
-        text = ""
+        so_far = Delta()
         async for item in aiterate(self.engine_handle(), call, self.timeout):
-            text += item if isinstance(item, str) else ""
-            yield _completion_delta(item, text)
+            so_far = _added(so_far, item)
+            yield _completion_delta(item, so_far)
 
     # LlamaIndex asks for ``metadata`` in the next two on the event loop, where no tokenizer may be read.
 
@@ -177,11 +179,26 @@ def engine_messages(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
     Raises:
         ConfigError: content that is not text, or an empty prompt.
     """
-    for message in messages:
-        other = [block.block_type for block in message.blocks if not isinstance(block, TextBlock)]
-        if other:
-            raise ConfigError(f"a message holds a {other[0]!r} block; these models read text only")
-    return merged_messages([(_ROLES.get(message.role, "user"), message.content or "") for message in messages])
+    return merged_messages([(_ROLES.get(message.role, "user"), _text(message.blocks)) for message in messages])
+
+
+def _text(blocks: Sequence[Any]) -> str:
+    """The text of a message; its reasoning, its calls of tools and marks for caches are passed over.
+
+    Raises:
+        ConfigError: a picture, a sound or a file.
+    """
+    found: list[str] = []
+    for block in blocks:
+        if isinstance(block, TextBlock):
+            found.append(block.text)
+        elif isinstance(block, CitableBlock):
+            found.append(_text(block.content))
+        elif isinstance(block, CitationBlock):
+            found.append(_text([block.cited_content]))
+        elif not isinstance(block, ThinkingBlock | ToolCallBlock | CachePoint):
+            raise ConfigError(f"a message holds a {block.block_type!r} block; these models read text only")
+    return "\n".join(found)
 
 
 # --- responses: plain numbers and strings, no tensors -----------------------------------------------------
@@ -200,21 +217,37 @@ def _figures(reply: Reply) -> dict[str, Any]:
 
 
 def _completion(reply: Reply) -> CompletionResponse:
-    return CompletionResponse(text=reply.text, **_figures(reply))
+    figures = _figures(reply)
+    figures["additional_kwargs"]["reasoning"] = reply.reasoning
+    return CompletionResponse(text=reply.text, **figures)
 
 
-def _completion_delta(item: str | Reply, text: str) -> CompletionResponse:
-    if isinstance(item, str):
-        return CompletionResponse(text=text, delta=item)
-    return CompletionResponse(text=text, delta="", **_figures(item))
+def _added(so_far: Delta, item: Delta | Reply) -> Delta:
+    """All that came until now; the Reply at the end brings no more of it."""
+    if isinstance(item, Reply):
+        return so_far
+    return Delta(so_far.text + item.text, so_far.reasoning + item.reasoning)
+
+
+def _completion_delta(item: Delta | Reply, so_far: Delta) -> CompletionResponse:
+    if isinstance(item, Reply):
+        return _completion(item).model_copy(update={"delta": ""})
+    told: dict[str, Any] = {"reasoning": so_far.reasoning}
+    if item.reasoning:
+        told["thinking_delta"] = item.reasoning  # its name in LlamaIndex's own integrations
+    return CompletionResponse(text=so_far.text, delta=item.text, additional_kwargs=told)
 
 
 def _as_chat(response: CompletionResponse) -> ChatResponse:
+    """The reasoning is a block of its own, which later prompts leave out."""
+    figures = dict(response.additional_kwargs)
+    thoughts = figures.pop("reasoning", "")
+    blocks = [*([ThinkingBlock(content=thoughts)] if thoughts else []), TextBlock(text=response.text)]
     return ChatResponse(
-        message=ChatMessage(role=MessageRole.ASSISTANT, content=response.text),
+        message=ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks),
         delta=response.delta,
         raw=response.raw,
-        additional_kwargs=response.additional_kwargs,
+        additional_kwargs=figures,
     )
 
 

@@ -9,7 +9,7 @@ from llama_index.core.schema import Document
 
 
 def load_pdf(path: str | os.PathLike[str], **options: Any) -> list[Document]:
-    """One Document per page that has text, with the metadata of PDFReader: page_label and file_name.
+    """One Document per page that has text, with the metadata of other readers: page_label, file_name, file_path.
 
     Args:
         path: the file.
@@ -22,7 +22,12 @@ def load_pdf(path: str | os.PathLike[str], **options: Any) -> list[Document]:
 
     document = TideDocument.from_pdf(path, **options)
     return [
-        Document(text=page.text, metadata={"file_name": document.name, "page_label": page.label})
+        Document(
+            text=page.text,
+            metadata={"file_name": document.name, "file_path": os.fspath(path), "page_label": page.label},
+            excluded_embed_metadata_keys=["file_path"],  # a place on this machine is nothing to read or to find by
+            excluded_llm_metadata_keys=["file_path"],
+        )
         for page in document.pages
         if page.readable
     ]

@@ -14,12 +14,23 @@ from llama_index.core.base.response.schema import (
     StreamingResponse,
 )
 from llama_index.core.prompts.mixin import PromptMixinType
-from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
+from llama_index.core.schema import BaseNode, Document, NodeWithScore, QueryBundle
 
 from llama_index.llms.tidekv.base import TideKVLLM
-from tidekv_llm.documents.loaded import corpus_of
+from tidekv_llm.documents.loaded import LoadedItem, corpus_of
 from tidekv_llm.errors import ConfigError
-from tidekv_llm.service import DocumentRequest, ModelCall, Overflow, Reply, aiterate, arun, document_call, iterate, run
+from tidekv_llm.service import (
+    Delta,
+    DocumentRequest,
+    ModelCall,
+    Overflow,
+    Reply,
+    aiterate,
+    arun,
+    document_call,
+    iterate,
+    run,
+)
 
 _REPORTED = ("citations", "pages", "warnings", "finish_reason", "token_usage", "tidekv")
 
@@ -60,7 +71,7 @@ class WholeDocumentQueryEngine(BaseQueryEngine):
         self._llm, self._instructions, self._overflow = llm, instructions, overflow
         self._retriever, self._streaming = retriever, streaming
         self._nodes = [node.node if isinstance(node, NodeWithScore) else node for node in documents]
-        self._corpus = corpus_of((node.get_content(), node.metadata) for node in self._nodes)
+        self._corpus = corpus_of(LoadedItem(node.get_content(), node.metadata, _owner(node)) for node in self._nodes)
         super().__init__(callback_manager=llm.callback_manager)
 
     def _get_prompt_modules(self) -> PromptMixinType:
@@ -115,8 +126,8 @@ class WholeDocumentQueryEngine(BaseQueryEngine):
 
         def deltas() -> Generator[str, None, None]:
             for item in iterate(self._llm.engine_handle(), call, self._llm.timeout):
-                if isinstance(item, str):
-                    yield item
+                if isinstance(item, Delta):
+                    yield item.text
                 else:
                     self._complete(response, item)
 
@@ -128,8 +139,8 @@ class WholeDocumentQueryEngine(BaseQueryEngine):
 
         async def deltas() -> AsyncGenerator[str, None]:
             async for item in aiterate(self._llm.engine_handle(), call, self._llm.timeout):
-                if isinstance(item, str):
-                    yield item
+                if isinstance(item, Delta):
+                    yield item.text
                 else:
                     self._complete(response, item)
 
@@ -142,9 +153,14 @@ class WholeDocumentQueryEngine(BaseQueryEngine):
         response.metadata.update(_metadata(reply))
 
 
+def _owner(node: BaseNode) -> str | None:
+    """The loader's document that a node is, or was cut from; None for one that was made by hand."""
+    return node.node_id if isinstance(node, Document) else node.ref_doc_id
+
+
 def _metadata(reply: Reply) -> dict[str, Any]:
     info = reply.as_info()
-    return {name: info[name] for name in _REPORTED}
+    return {**{name: info[name] for name in _REPORTED}, "reasoning": reply.reasoning}
 
 
 def _indices(ranked: Sequence[BaseNode], nodes: Sequence[BaseNode]) -> tuple[int, ...]:
