@@ -9,6 +9,8 @@ from tidekv_llm.service.identity import model_identity
 from tidekv_llm.service.messages import merged_messages, paired_turns
 from tidekv_llm.service.pool import EngineHandle, EnginePool, EngineSpec, ModelFacts
 from tidekv_llm.service.requests import (
+    CallOptions,
+    Delta,
     ModelCall,
     Reply,
     RequestTimeoutError,
@@ -21,6 +23,8 @@ from tidekv_llm.service.requests import (
 )
 
 __all__ = [
+    "CallOptions",
+    "Delta",
     "DocumentRequest",
     "EngineHandle",
     "EnginePool",
