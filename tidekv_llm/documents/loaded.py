@@ -109,9 +109,10 @@ def corpus_of(items: Iterable[LoadedItem]) -> Corpus:
 
 
 def _whole(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value).is_integer():
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
-    return int(value) if value >= 0 else None
+    number = float(value)
+    return int(number) if number.is_integer() and number >= 0 else None
 
 
 def _shown(value: object) -> str | None:

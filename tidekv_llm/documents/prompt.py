@@ -314,7 +314,7 @@ def _before_document(pieces: Sequence[Piece]) -> list[Piece]:
     return list(pieces[: pieces.index(DOCUMENT)])
 
 
-def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+def _check_messages(messages: Any) -> list[Message]:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise ConfigError("messages is empty; give at least one user message")
     return [_check_message(index, message) for index, message in enumerate(messages)]
