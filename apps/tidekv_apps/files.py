@@ -13,7 +13,7 @@ def file_drop(**options: Any) -> gr.File:
     Not a subclass: Gradio writes a stub beside the source of every one.
     """
     made = gr.File(**options)
-    made.preprocess = _paths  # type: ignore[method-assign, assignment]
+    made.preprocess = _paths  # type: ignore[method-assign]
     return made
 
 

@@ -6,12 +6,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from tidekv_apps.asgi import Receive, RefusedError, Scope, header, next_part
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 FIELD = b"files"
 _MAX_PARTS = 1000
@@ -78,7 +81,7 @@ class _Found:
         self._name = self._value = self._disposition = b""
         self._in_file = False
 
-    def callbacks(self) -> dict[str, Callable[..., None]]:
+    def callbacks(self) -> MultipartCallbacks:
         """For the parser."""
         return {
             "on_part_begin": self._begin,

@@ -19,10 +19,11 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from langchain_tidekv.errors import TideKVInvalidRequestError, langchain_errors
-from langchain_tidekv.llm import count_messages, token_ids
+from langchain_tidekv.llm import count_messages, reasoning_content, token_ids
 from langchain_tidekv.prompts import payload_of
 from tidekv_fields import TideKVFields
 from tidekv_llm.service import (
+    Delta,
     DocumentRequest,
     ModelCall,
     Reply,
@@ -207,15 +208,20 @@ def _metadata(reply: Reply) -> dict[str, Any]:
 
 
 def _result(reply: Reply) -> ChatResult:
-    message = AIMessage(content=reply.text, usage_metadata=_usage(reply), response_metadata=_metadata(reply))
-    generation = ChatGeneration(message=message, generation_info=reply.as_info())
+    message = AIMessage(
+        content=reply.text,
+        additional_kwargs=reasoning_content(reply),
+        usage_metadata=_usage(reply),
+        response_metadata=_metadata(reply),
+    )
+    generation = ChatGeneration(message=message, generation_info={**reply.as_info(), **reasoning_content(reply)})
     return ChatResult(generations=[generation], llm_output={"token_usage": reply.usage, "model_name": reply.model})
 
 
-def _chunk(item: str | Reply) -> ChatGenerationChunk:
+def _chunk(item: Delta | Reply) -> ChatGenerationChunk:
     """Usage and figures go on the last chunk only: LangChain adds chunks up, and some figures cannot be added."""
-    if isinstance(item, str):
-        return ChatGenerationChunk(message=AIMessageChunk(content=item))
+    if isinstance(item, Delta):
+        return ChatGenerationChunk(message=AIMessageChunk(content=item.text, additional_kwargs=reasoning_content(item)))
     last = AIMessageChunk(
         content="", usage_metadata=_usage(item), response_metadata=_metadata(item), chunk_position="last"
     )

@@ -39,8 +39,8 @@ def stuff_documents_chain(
     """A chain that answers questions from whole documents.
 
     Its input is ``{"context": [Document, ...], "question": "..."}``, optionally with ``"history"``: (question,
-    answer) pairs or messages. Its output is a dict: ``answer``, ``citations`` (source, page label, quote, verified),
-    ``pages`` (which went in, which did not, with token counts), ``warnings``, ``token_usage``, ``tidekv``.
+    answer) pairs or messages. Its output is a dict: ``answer``, ``reasoning``, ``citations`` (source, page label,
+    quote, verified), ``pages`` (what went in, what did not, with tokens), ``warnings``, ``token_usage``, ``tidekv``.
 
     Args:
         llm: a TideKV model, or one with bound options (``llm.bind(max_tokens=32)``).
@@ -283,11 +283,16 @@ def _keys(document: Document) -> list[Any]:
 def _output(result: LLMResult) -> dict[str, Any]:
     generation = result.generations[0][0]
     info = generation.generation_info or {}
-    return {"answer": generation.text, **{name: info.get(name) for name in _REPORTED}}
+    reported = {name: info.get(name) for name in _REPORTED}
+    return {"answer": generation.text, "reasoning": info.get("reasoning_content", ""), **reported}
 
 
 def _parts(chunk: BaseMessage) -> Iterator[AddableDict]:
     if chunk.text:
         yield AddableDict({"answer": chunk.text})
+    if reasoning := chunk.additional_kwargs.get("reasoning_content"):
+        yield AddableDict({"reasoning": reasoning})
     if "tidekv" in chunk.response_metadata:
-        yield AddableDict({"answer": "", **{name: chunk.response_metadata.get(name) for name in _REPORTED}})
+        yield AddableDict(
+            {"answer": "", "reasoning": "", **{name: chunk.response_metadata.get(name) for name in _REPORTED}}
+        )

@@ -20,6 +20,7 @@ from langchain_tidekv.errors import langchain_errors
 from langchain_tidekv.prompts import PromptText, engine_messages, keep_messages
 from tidekv_fields import TideKVFields
 from tidekv_llm.service import (
+    Delta,
     DocumentRequest,
     ModelCall,
     Reply,
@@ -210,15 +211,23 @@ def count_messages(llm: TideKVFields, messages: list[BaseMessage], tools: Any) -
         return len(chat_prompt(engine_messages(messages), llm.engine_handle().tokenizer()))
 
 
-def _chunk(item: str | Reply) -> GenerationChunk:
+def reasoning_content(item: Delta | Reply) -> dict[str, Any]:
+    """What the model thought, under the name that LangChain knows; nothing if it told nothing."""
+    return {"reasoning_content": item.reasoning} if item.reasoning else {}
+
+
+def _chunk(item: Delta | Reply) -> GenerationChunk:
     """Figures go on the last chunk only: LangChain adds chunks up, and some figures cannot be added."""
-    if isinstance(item, str):
-        return GenerationChunk(text=item)
+    if isinstance(item, Delta):
+        return GenerationChunk(text=item.text, generation_info=reasoning_content(item) or None)
     return GenerationChunk(text="", generation_info=item.as_info())
 
 
 def _result(replies: list[Reply]) -> LLMResult:
-    generations = [[Generation(text=reply.text, generation_info=reply.as_info())] for reply in replies]
+    generations = [
+        [Generation(text=reply.text, generation_info={**reply.as_info(), **reasoning_content(reply)})]
+        for reply in replies
+    ]
     names = ("prompt_tokens", "completion_tokens", "total_tokens")
     total = {name: sum(reply.usage[name] for reply in replies) for name in names}
     output: dict[str, Any] = {"token_usage": total, "model_name": replies[0].model if replies else ""}

@@ -8,8 +8,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from tidekv_llm.config import PrefillConfig
-from tidekv_llm.options import GenerationOptions
-from tidekv_llm.service import EngineHandle, EngineSpec, call_options, model_identity
+from tidekv_llm.service import CallOptions, EngineHandle, EngineSpec, call_options, model_identity
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -43,6 +42,9 @@ class TideKVFields(BaseModel):
     dtype: str | None = Field(default=None, description="Of the weights: 'bfloat16', 'float32', 'auto'.")
     load_options: dict[str, Any] = Field(default_factory=dict, description="For TideKV.from_pretrained.")
     chat_template: bool = Field(default=True, description="Send plain strings through the chat template.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Values for the template's own names, such as {'enable_thinking': False}."
+    )
     timeout: float | None = Field(default=None, gt=0.0, description="Seconds before a request is stopped.")
     engine: Any = Field(default=None, exclude=True, repr=False, description="A TideKV to use as it is.")
 
@@ -124,13 +126,13 @@ class TideKVFields(BaseModel):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def call_options(self, stop: Any, overrides: dict[str, Any]) -> GenerationOptions:
+    def call_options(self, stop: Any, overrides: dict[str, Any]) -> CallOptions:
         """What the engine is called with; see :func:`tidekv_llm.service.requests.call_options`."""
         return call_options(self.sampling_fields(), stop, overrides)
 
     def sampling_fields(self) -> dict[str, Any]:
         """The fields that a call can change."""
-        names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+        names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "chat_template_kwargs")
         return {name: getattr(self, name) for name in names}
 
     def identity(self) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class _Client:
         self.caller.add(document_of(self.name))
         answer = self.caller.call("ask", QUESTION)
         self.report.counts["answered"] += 1
-        if answer["text"] != self.reference or not answer["sent"].startswith(f"{self.name}.txt"):
+        if answer["answer"] != self.reference or not answer["sent"].startswith(f"{self.name}.txt"):
             self.report.wrong.append(f"{self.name} was told {answer['text']!r} from {answer['sent']!r}")
 
     def upload(self) -> None:
@@ -154,7 +154,7 @@ def references(url: str) -> dict[str, str]:
         with living(url) as caller:
             caller.call("settings", SETTINGS)
             caller.add(document_of(name))
-            found[name] = str(caller.call("ask", QUESTION)["text"])
+            found[name] = str(caller.call("ask", QUESTION)["answer"])
     return found
 
 

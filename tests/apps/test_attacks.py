@@ -1,4 +1,4 @@
-"""The page under attack, over HTTP: paths, files and memory."""
+"""The page under attack, over HTTP: paths, files, reading time and memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ import pytest
 
 from tests.apps.conftest import Running, start_limited, stop_app
 from tests.apps.web import Caller, stored, until
+from tests.documents.pdf_writer import document, stream
 
 SHORT = b"The harbour master is Ida Holm."
 MEGABYTE = b"The keeper counts the ships and writes down the wind of the day. " * 16_000
+
+
+# Little to send, and much to read: every page takes its six seconds.
+SLOW_PDF = document([stream(b"BT /F1 1 Tf (a) Tj ET\n" * 1_500_000, compress=True) for _ in range(3)])
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +92,21 @@ def test_a_new_conversation_deletes_what_was_kept_and_makes_room(attacked: Runni
         assert len(stored(folder)) == before + 1
         mine.call("clear")
         assert len(stored(folder)) == before
+
+
+def test_a_short_text_is_read_while_slow_files_of_others_are(attacked: Running) -> None:
+    slow = [Caller(attacked.url) for _ in range(3)]
+    threads = [threading.Thread(target=caller.add, args=(("slow.pdf", SLOW_PDF),)) for caller in slow]
+    for thread in threads:
+        thread.start()
+    assert until(lambda: len(attacked.memory.children()) >= 2)
+    added = Caller(attacked.url).add(("short.txt", SHORT))
+    assert [entry["state"] for entry in added["documents"]] == ["ready"]
+    assert any(thread.is_alive() for thread in threads)
+    for caller in slow:
+        caller.begin("stop")
+    for thread in threads:
+        thread.join(200)
 
 
 @pytest.mark.parametrize("way", ["clear", "two at once"])

@@ -49,13 +49,17 @@ class Caller:
         return self.web.get(f"{API}/call/{name}/{event}")
 
     def call(self, name: str, *data: Any, session: str | None = None) -> Any:
-        """What a named endpoint returns."""
+        """What a named endpoint returns; messages of earlier events of the session are passed over, as clients do."""
         begun = self.begin(name, *data, session=session)
         begun.raise_for_status()
-        text = self.result(name, begun.json()["event_id"]).text
-        done = [line for line in text.split("\n\n") if line.startswith("event: complete")]
-        assert done, text
-        return json.loads(done[0].partition("data: ")[2])[0]
+        event, query = begun.json()["event_id"], {"session_hash": session or self.session}
+        with self.web.stream("GET", f"{API}/queue/data", params=query) as stream:
+            for line in stream.iter_lines():
+                message = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
+                if message.get("event_id") == event and message["msg"] == "process_completed":
+                    assert message["success"], message["output"]
+                    return message["output"]["data"][0]
+        raise AssertionError(f"{name} ended without an answer")
 
     def upload(self, *files: tuple[str, bytes], **headers: str) -> httpx.Response:
         return self.web.post(f"{API}/upload", files=[("files", file) for file in files], headers=headers)

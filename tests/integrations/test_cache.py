@@ -88,6 +88,7 @@ def test_what_changes_an_answer_changes_the_key(kind: Any, options: dict[str, An
 OPTIONS: list[dict[str, Any]] = [
     *({"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 3}, {"seed": 7}, {"stop": ["z"]}, {"max_tokens": 5}),
     *({"kept_tokens": 64}, {"device": "cpu"}, {"dtype": "float32"}, {"context_window": 1000}),
+    {"chat_template_kwargs": {"thinking": False}},
 ]
 
 

@@ -26,7 +26,7 @@ from tidekv_llm.engine import TideKV
 from tidekv_llm.engine.run import Run
 from tidekv_llm.errors import ClosedError
 from tidekv_llm.hf import Decoder
-from tidekv_llm.service.requests import encode
+from tidekv_llm.service.requests import as_prompt
 
 PROMPT = "Tell me about the sea."
 
@@ -90,7 +90,8 @@ def test_05_exactly_one_beginning_of_sequence(framework: Framework, tiny: str) -
     """abetlen/llama-cpp-python#1439."""
     with framework.make(tiny) as llm:
         engine = llm.engine_handle().engine()
-        for ids in (encode(engine, "<s>Hi", False), encode(engine, "Hi", False), encode(engine, "Hi", True)):
+        for prompt, template in (("<s>Hi", False), ("Hi", False), ("Hi", True)):
+            ids = engine.encode(as_prompt(engine, prompt, template))
             assert ids.count(1) == 1
             assert ids[0] == 1
 

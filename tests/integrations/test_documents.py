@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def test_options_of_object_and_call() -> None:
-    assert call_options({**OPTIONS, "stop": ["a"]}, ["b", "a"], {"max_tokens": None, "top_k": 5}) == {
+    assert call_options({**OPTIONS, "stop": ["a"]}, ["b", "a"], {"max_tokens": None, "top_k": 5}).generation == {
         "temperature": 0.0, "top_p": 1.0, "top_k": 5, "seed": None, "max_new_tokens": 8, "stop": ("a", "b"),
     }  # fmt: skip
     with pytest.raises(ConfigError, match="the same option"):

@@ -193,7 +193,9 @@ def test_citations_are_checked(tiny: str, monkeypatch: pytest.MonkeyPatch) -> No
     def ask(self: TideKV, documents: Any, question: str, **options: Any) -> SimpleNamespace:
         prompt = build_prompt(documents, question, self.tokenizer)
         found = cite_pages(written, prompt, documents)
-        return SimpleNamespace(text=written, citations=found, metrics=Metrics(), finish_reason="stop", warnings=())
+        return SimpleNamespace(
+            text=written, citations=found, metrics=Metrics(), finish_reason="stop", warnings=(), reasoning=""
+        )
 
     monkeypatch.setattr(TideKV, "ask", ask)
     with TideKVLLM(model=tiny) as llm:

@@ -11,7 +11,7 @@ import pytest
 
 from tidekv_llm.engine import TideKV
 from tidekv_llm.errors import BusyError, ClosedError, ModelNotFoundError
-from tidekv_llm.service import EngineHandle, EnginePool, EngineSpec, RequestTimeoutError, iterate, run
+from tidekv_llm.service import Delta, EngineHandle, EnginePool, EngineSpec, RequestTimeoutError, iterate, run
 
 
 class FakeEngine:
@@ -135,12 +135,12 @@ def test_a_request_that_is_given_up_leaves_the_line(loads: list[str]) -> None:
     assert pool.line is not None
 
     def wait(engine: Any, emit: Any, cancel: threading.Event) -> Any:
-        emit("begun")
+        emit(Delta("begun"))
         assert go.wait(60)
         raise RuntimeError("over")
 
     running = iterate(handle, wait)
-    assert next(running) == "begun"
+    assert next(running) == Delta("begun")
     with pytest.raises(RequestTimeoutError, match=r"timeout=0\.01"):
         run(handle, lambda *_: pytest.fail("ran"), timeout=0.01)
     while pool.line.waiting > 1:

@@ -82,7 +82,7 @@ def join_hyphens(pages: Sequence[str]) -> list[str]:
     known = wanted & {spelling.casefold() for page in pages for spelling in _SPELLED.findall(page)}
 
     def mend(match: regex.Match[str]) -> str:
-        return _mended(*match.groups(), known)
+        return _mended(match[1], match[2], match[3], match[4], known)
 
     # A soft hyphen inside a line marks a mere possibility and is invisible: drop it last.
     return [_BROKEN_WORD.sub(mend, page).replace("\u00ad", "") for page in pages]

@@ -112,7 +112,7 @@ def _whole(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     number = float(value)
-    return int(number) if number >= 0 and number.is_integer() else None
+    return int(number) if number.is_integer() and number >= 0 else None
 
 
 def _shown(value: object) -> str | None:

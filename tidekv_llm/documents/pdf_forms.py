@@ -24,7 +24,7 @@ _CAPTION_GAP = 150.0  # points; a caption stands right of its button and near
 _SPACES = re.compile(r"\s+")
 
 
-def annotations(page: Any, *kinds: str) -> Iterator[Any]:
+def annotations_of(page: Any, *kinds: str) -> Iterator[Any]:
     """The page's annotations of these kinds; a broken one must not cost the page its text."""
     for index, reference in enumerate(page.get("/Annots") or ()):
         if index >= _MAX_PER_PAGE:
@@ -38,7 +38,7 @@ def annotations(page: Any, *kinds: str) -> Iterator[Any]:
 def typed_notes(page: Any) -> list[str]:
     """Text that was typed onto the page as an annotation, and that every viewer shows as part of it."""
     notes = []
-    for annotation in annotations(page, "/FreeText"):
+    for annotation in annotations_of(page, "/FreeText"):
         with contextlib.suppress(Exception):
             if not int(annotation.get("/F", 0)) & _HIDDEN:
                 notes.append(clean_text(str(annotation.get("/Contents", ""))))
@@ -48,8 +48,8 @@ def typed_notes(page: Any) -> list[str]:
 def page_fields(page: Any, seen: set[str], placed: Sequence[Placed]) -> list[str]:
     """``name: value`` for each filled field with a widget on this page; ``seen`` collects the names."""
     lines: dict[str, None] = {}  # the boxes of a group of radio buttons are one field
-    boxes = [_box(widget) for widget in annotations(page, "/Widget")]
-    for widget in annotations(page, "/Widget"):
+    boxes = [_box(widget) for widget in annotations_of(page, "/Widget")]
+    for widget in annotations_of(page, "/Widget"):
         with contextlib.suppress(Exception):
             name, found = _field(widget)
             value = _button(widget, found, boxes, placed) if found.get("/FT") == "/Btn" else _value(found)
@@ -106,7 +106,7 @@ def _value(found: dict[str, Any]) -> str:
 
 def _options(found: dict[str, Any]) -> dict[str, str]:
     """What the page shows for each value that is stored: ``{"46": "Germany"}``."""
-    options = {}
+    options: dict[str, str] = {}
     for number, option in enumerate(found.get("/Opt") or ()):
         pair = option if isinstance(option, list) else [option]
         options.setdefault(str(pair[0]), str(pair[-1]))

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 
 from tidekv_llm import sandbox
 from tidekv_llm.documents.cleanup import clean_text, strip_controls
-from tidekv_llm.documents.pdf_forms import annotations, fields_without_page, page_fields, typed_notes
+from tidekv_llm.documents.pdf_forms import annotations_of, fields_without_page, page_fields, typed_notes
 from tidekv_llm.documents.pdf_ink import Ink
 from tidekv_llm.documents.readable import PARTLY_UNREADABLE_SHARE, find_problem, unreadable_share
 
@@ -256,7 +256,7 @@ class _Pages:
         notes, fields = self._beside[number] = self._notes_and_fields(page, number)
         visitors = {"visitor_operand_before": ink.before, "visitor_text": ink.text} if _draws_text(page) else {}
         text, problem = _judged(_figures_forward(page.extract_text(**visitors)), self._output, number)
-        if any(annotations(page, "/Text")):
+        if any(annotations_of(page, "/Text")):
             _warn(self._output, "comments ignored", number)
         if ink.doubled:
             _warn(self._output, "text drawn twice in one place is counted once", number)

@@ -248,9 +248,11 @@ def _refusal(error: Exception, knows_tools: bool) -> _Refused:
 
 def _system_into_user(messages: Sequence[Message]) -> list[Message]:
     """For templates without a system role: its text opens the first user turn."""
-    system, first, *others = messages if len(messages) > 1 else (messages[0], Message("user", ()))
+    system, *others = messages
+    # A conversation that the assistant opens: the text is none of the greeting's.
+    first = others.pop(0) if others and others[0].role == "user" else Message("user", ())
     gap = (Piece("plain", "\n\n"),) if first.parts else ()
-    return [Message(first.role, (*system.parts, *gap, *first.parts)), *others]
+    return [Message("user", (*system.parts, *gap, *first.parts)), *others]
 
 
 def default_bos(tokenizer: Any) -> tuple[int, ...]:

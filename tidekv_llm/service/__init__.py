@@ -4,11 +4,13 @@ The two frameworks, the app and a server stand on it. It knows none of them, nee
 when a model is used.
 """
 
+from tidekv_llm.decode.reasoning import Delta
 from tidekv_llm.service.documents import DocumentRequest, Overflow, document_call
 from tidekv_llm.service.identity import model_identity
 from tidekv_llm.service.messages import merged_messages, paired_turns
 from tidekv_llm.service.pool import EngineHandle, EnginePool, EngineSpec, ModelFacts
 from tidekv_llm.service.requests import (
+    CallOptions,
     ModelCall,
     Reply,
     RequestTimeoutError,
@@ -21,6 +23,8 @@ from tidekv_llm.service.requests import (
 )
 
 __all__ = [
+    "CallOptions",
+    "Delta",
     "DocumentRequest",
     "EngineHandle",
     "EnginePool",

@@ -13,12 +13,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from tidekv_llm.decode.reasoning import Delta
 from tidekv_llm.documents import DEFAULT_INSTRUCTIONS, Citation, Document, PageSpan, build_prompt
 from tidekv_llm.documents.loaded import Corpus
 from tidekv_llm.documents.ranking import Place, fill_room, only_pages, ranked_pages
 from tidekv_llm.errors import ConfigError, ContextOverflowError
-from tidekv_llm.options import GenerationOptions
-from tidekv_llm.service.requests import Emit, ModelCall, Reply
+from tidekv_llm.service.requests import CallOptions, Emit, ModelCall, Reply
 
 if TYPE_CHECKING:
     from tidekv_llm.engine import TideKV
@@ -70,26 +70,28 @@ class DocumentRequest:
 # --- the request -----------------------------------------------------------------------------------------
 
 
-def document_call(request: DocumentRequest, options: GenerationOptions) -> ModelCall:
+def document_call(request: DocumentRequest, options: CallOptions) -> ModelCall:
     """Answer from whole documents; the Reply's ``extra`` has ``citations``, ``pages`` and ``warnings``."""
 
     def call(engine: TideKV, emit: Emit, cancel: threading.Event) -> Reply:
-        chosen = _choose_pages(engine, request, options["max_new_tokens"])
+        chosen = _choose_pages(engine, request, options)
         answer = engine.ask(
             chosen.documents,
             request.question,
-            **options,
             history=request.history,
             instructions=request.instructions,
-            on_text=emit,
+            chat_template_kwargs=options.chat_template_kwargs,
+            on_text=lambda text: emit(Delta(text)),
+            on_reasoning=lambda reasoning: emit(Delta(reasoning=reasoning)),
             cancel=cancel,
+            **options.generation,
         )
         extra = {
             "citations": [_citation(citation, request.corpus) for citation in answer.citations],
             "pages": chosen.report,
             "warnings": list(answer.warnings),
         }
-        return Reply(answer.text, answer.finish_reason, answer.metrics, engine.name, extra)
+        return Reply(answer.text, answer.finish_reason, answer.metrics, engine.name, answer.reasoning, extra)
 
     return call
 
@@ -110,15 +112,16 @@ class _Chosen:
     report: dict[str, Any] = field(default_factory=dict)
 
 
-def _choose_pages(engine: TideKV, request: DocumentRequest, reserve: int) -> _Chosen:
+def _choose_pages(engine: TideKV, request: DocumentRequest, options: CallOptions) -> _Chosen:
     """All pages if they fit, else what ``overflow`` says."""
-    corpus = request.corpus
+    corpus, reserve = request.corpus, options.generation["max_new_tokens"]
     prompt = build_prompt(
         corpus.documents,
         request.question,
         engine.tokenizer,
         history=request.history,
         instructions=DEFAULT_INSTRUCTIONS if request.instructions is None else request.instructions,
+        chat_template_kwargs=options.chat_template_kwargs,
     )
     window, tokens = engine.context_window, {_place(span): span.stop - span.start for span in prompt.spans}
     around = len(prompt) - sum(tokens.values())

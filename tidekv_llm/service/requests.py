@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tidekv_llm.decode.reasoning import Delta
 from tidekv_llm.errors import ConfigError, TideKVError
 from tidekv_llm.options import GenerationOptions, settle
 from tidekv_llm.service.messages import Message
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from tidekv_llm.engine import TideKV
     from tidekv_llm.metrics import Metrics
 
-Emit = Callable[[str], None]
+Emit = Callable[[Delta], None]
 ModelCall = Callable[["TideKV", Emit, threading.Event], "Reply"]
 
-CALL_OPTIONS = ("max_tokens", "max_new_tokens", "temperature", "top_p", "top_k", "seed")
+CALL_OPTIONS = ("max_tokens", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "chat_template_kwargs")
 
 
 class RequestTimeoutError(TideKVError, TimeoutError):
@@ -43,6 +44,7 @@ class Reply:
         finish_reason: ``"stop"`` or ``"length"``.
         metrics: times and bytes.
         model: the model's name.
+        reasoning: what the model thought before, where it marks that.
         extra: more to report; plain JSON values.
     """
 
@@ -50,6 +52,7 @@ class Reply:
     finish_reason: str
     metrics: Metrics
     model: str
+    reasoning: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -59,7 +62,7 @@ class Reply:
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
     def as_info(self) -> dict[str, Any]:
-        """Everything but the text, as JSON values."""
+        """Everything but text and reasoning, as JSON values."""
         return {
             "model_name": self.model,
             "finish_reason": self.finish_reason,
@@ -72,10 +75,23 @@ class Reply:
 # --- options and prompts ---------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class CallOptions:
+    """How one call is answered.
+
+    Args:
+        generation: length, sampling and stops.
+        chat_template_kwargs: values for the chat template's own names, ``{"enable_thinking": False}`` say.
+    """
+
+    generation: GenerationOptions
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+
 def call_options(
     defaults: Mapping[str, Any], stop: str | Sequence[str] | None, overrides: Mapping[str, Any]
-) -> GenerationOptions:
-    """Keywords for the engine: the object's own, changed by the call's; stop strings of both hold.
+) -> CallOptions:
+    """What the engine is called with: the object's own, changed by the call's; stop strings of both hold.
 
     Raises:
         ConfigError: an unknown name, an impossible value, or ``max_tokens`` and ``max_new_tokens`` at once.
@@ -100,12 +116,12 @@ def call_options(
         seed=given.get("seed", defaults["seed"]),
     )
     settle(options)  # what cannot work is refused before it waits in a line
-    return options
+    return CallOptions(options, given.get("chat_template_kwargs", defaults.get("chat_template_kwargs")))
 
 
 def generation_call(
     prompt: str | list[Message],
-    options: GenerationOptions,
+    options: CallOptions,
     *,
     chat_template: bool,
     plain: Callable[[], str] | None = None,
@@ -123,23 +139,24 @@ def generation_call(
 
     def call(engine: TideKV, emit: Emit, cancel: threading.Event) -> Reply:
         text = prompt if plain is None or getattr(engine.tokenizer, "chat_template", None) else plain()
-        stream = engine.stream(encode(engine, text, chat_template), **options, cancel=cancel)
-        for delta in stream:
-            emit(delta)
-        generation = stream.generation
-        assert generation is not None
-        return Reply(generation.text, generation.finish_reason, generation.metrics, engine.name)
+        asked, template = as_prompt(engine, text, chat_template), options.chat_template_kwargs
+        stream = engine.stream(asked, chat_template_kwargs=template, cancel=cancel, **options.generation)
+        for part in stream.parts():
+            emit(part)
+        made = stream.generation
+        assert made is not None
+        return Reply(made.text, made.finish_reason, made.metrics, engine.name, made.reasoning)
 
     return call
 
 
-def encode(engine: TideKV, prompt: str | list[Message], chat_template: bool) -> list[int]:
-    """Token ids with exactly one beginning-of-sequence token, where the model has one."""
-    if isinstance(prompt, str):
-        if not (chat_template and getattr(engine.tokenizer, "chat_template", None)):
-            return _single_bos(engine.encode(prompt), getattr(engine.tokenizer, "bos_token_id", None))
-        prompt = [{"role": "user", "content": prompt}]
-    return engine.encode(prompt)
+def as_prompt(engine: TideKV, prompt: str | list[Message], chat_template: bool) -> list[Message] | list[int]:
+    """A conversation, or ids with exactly one beginning-of-sequence token, where the model has one."""
+    if not isinstance(prompt, str):
+        return prompt
+    if chat_template and getattr(engine.tokenizer, "chat_template", None):
+        return [{"role": "user", "content": prompt}]
+    return _single_bos(engine.encode(prompt), getattr(engine.tokenizer, "bos_token_id", None))
 
 
 def _single_bos(ids: list[int], bos: int | None) -> list[int]:
@@ -171,8 +188,8 @@ def _start(handle: EngineHandle, call: ModelCall, put: Callable[[Any], None], ca
     threading.Thread(target=work, name="tidekv").start()
 
 
-def iterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> Iterator[str | Reply]:
-    """Yield text deltas and at last the Reply.
+def iterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> Iterator[Delta | Reply]:
+    """Yield pieces of answer and reasoning, and at last the Reply.
 
     Raises:
         RequestTimeoutError: ``timeout`` seconds passed before the end.
@@ -195,7 +212,7 @@ def iterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None)
         cancel.set()
 
 
-async def aiterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> AsyncIterator[str | Reply]:
+async def aiterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> AsyncIterator[Delta | Reply]:
     """:func:`iterate` for an event loop, which it never blocks; a cancelled task cancels the request."""
     loop = asyncio.get_running_loop()
     items: asyncio.Queue[Any] = asyncio.Queue()
@@ -235,10 +252,10 @@ async def arun(handle: EngineHandle, call: ModelCall, timeout: float | None = No
     return reply
 
 
-def _raised(item: Any) -> str | Reply:
+def _raised(item: Any) -> Delta | Reply:
     if isinstance(item, _Failed):
         raise item.error
-    assert isinstance(item, str | Reply)
+    assert isinstance(item, Delta | Reply)
     return item
 
 

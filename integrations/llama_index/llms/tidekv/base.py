@@ -31,6 +31,7 @@ from pydantic import ConfigDict
 from tidekv_fields import TideKVFields
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.service import (
+    Delta,
     ModelCall,
     Reply,
     aiterate,
@@ -115,16 +116,16 @@ class TideKVLLM(TideKVFields, CustomLLM):
         return generation_call(prompt, options, chat_template=self.chat_template and not formatted)
 
     def _completions(self, call: ModelCall) -> CompletionResponseGen:
-        text = ""
+        so_far = Delta()
         for item in iterate(self.engine_handle(), call, self.timeout):
-            text += item if isinstance(item, str) else ""
-            yield _completion_delta(item, text)
+            so_far = _added(so_far, item)
+            yield _completion_delta(item, so_far)
 
     async def _acompletions(self, call: ModelCall) -> CompletionResponseAsyncGen:
-        text = ""
+        so_far = Delta()
         async for item in aiterate(self.engine_handle(), call, self.timeout):
-            text += item if isinstance(item, str) else ""
-            yield _completion_delta(item, text)
+            so_far = _added(so_far, item)
+            yield _completion_delta(item, so_far)
 
     # LlamaIndex asks for ``metadata`` in the next two on the event loop, where no tokenizer may be read.
 
@@ -216,21 +217,37 @@ def _figures(reply: Reply) -> dict[str, Any]:
 
 
 def _completion(reply: Reply) -> CompletionResponse:
-    return CompletionResponse(text=reply.text, **_figures(reply))
+    figures = _figures(reply)
+    figures["additional_kwargs"]["reasoning"] = reply.reasoning
+    return CompletionResponse(text=reply.text, **figures)
 
 
-def _completion_delta(item: str | Reply, text: str) -> CompletionResponse:
-    if isinstance(item, str):
-        return CompletionResponse(text=text, delta=item)
-    return CompletionResponse(text=text, delta="", **_figures(item))
+def _added(so_far: Delta, item: Delta | Reply) -> Delta:
+    """All that came until now; the Reply at the end brings no more of it."""
+    if isinstance(item, Reply):
+        return so_far
+    return Delta(so_far.text + item.text, so_far.reasoning + item.reasoning)
+
+
+def _completion_delta(item: Delta | Reply, so_far: Delta) -> CompletionResponse:
+    if isinstance(item, Reply):
+        return _completion(item).model_copy(update={"delta": ""})
+    told: dict[str, Any] = {"reasoning": so_far.reasoning}
+    if item.reasoning:
+        told["thinking_delta"] = item.reasoning  # its name in LlamaIndex's own integrations
+    return CompletionResponse(text=so_far.text, delta=item.text, additional_kwargs=told)
 
 
 def _as_chat(response: CompletionResponse) -> ChatResponse:
+    """The reasoning is a block of its own, which later prompts leave out."""
+    figures = dict(response.additional_kwargs)
+    thoughts = figures.pop("reasoning", "")
+    blocks = [*([ThinkingBlock(content=thoughts)] if thoughts else []), TextBlock(text=response.text)]
     return ChatResponse(
-        message=ChatMessage(role=MessageRole.ASSISTANT, content=response.text),
+        message=ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks),
         delta=response.delta,
         raw=response.raw,
-        additional_kwargs=response.additional_kwargs,
+        additional_kwargs=figures,
     )
 
 

@@ -19,7 +19,18 @@ from llama_index.core.schema import BaseNode, Document, NodeWithScore, QueryBund
 from llama_index.llms.tidekv.base import TideKVLLM
 from tidekv_llm.documents.loaded import LoadedItem, corpus_of
 from tidekv_llm.errors import ConfigError
-from tidekv_llm.service import DocumentRequest, ModelCall, Overflow, Reply, aiterate, arun, document_call, iterate, run
+from tidekv_llm.service import (
+    Delta,
+    DocumentRequest,
+    ModelCall,
+    Overflow,
+    Reply,
+    aiterate,
+    arun,
+    document_call,
+    iterate,
+    run,
+)
 
 _REPORTED = ("citations", "pages", "warnings", "finish_reason", "token_usage", "tidekv")
 
@@ -115,8 +126,8 @@ class WholeDocumentQueryEngine(BaseQueryEngine):
 
         def deltas() -> Generator[str, None, None]:
             for item in iterate(self._llm.engine_handle(), call, self._llm.timeout):
-                if isinstance(item, str):
-                    yield item
+                if isinstance(item, Delta):
+                    yield item.text
                 else:
                     self._complete(response, item)
 
@@ -128,8 +139,8 @@ class WholeDocumentQueryEngine(BaseQueryEngine):
 
         async def deltas() -> AsyncGenerator[str, None]:
             async for item in aiterate(self._llm.engine_handle(), call, self._llm.timeout):
-                if isinstance(item, str):
-                    yield item
+                if isinstance(item, Delta):
+                    yield item.text
                 else:
                     self._complete(response, item)
 
@@ -149,7 +160,7 @@ def _owner(node: BaseNode) -> str | None:
 
 def _metadata(reply: Reply) -> dict[str, Any]:
     info = reply.as_info()
-    return {name: info[name] for name in _REPORTED}
+    return {**{name: info[name] for name in _REPORTED}, "reasoning": reply.reasoning}
 
 
 def _indices(ranked: Sequence[BaseNode], nodes: Sequence[BaseNode]) -> tuple[int, ...]:
