@@ -300,7 +300,7 @@ def test_questions_from_threads_read_the_document_once() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join()
         for seed in range(2):
             assert [got[seed, at].text for at in range(3)] == expected[seed]
             reused = sorted(got[seed, at].metrics.reused_prefix_tokens for at in range(3))

@@ -153,8 +153,8 @@ def _cpu_flags() -> set[str]:
 
     found = {name for name, value in _capabilities().items() if value is True} or _flags_of_linux()
     # Without oneDNN (macOS) torch has no bfloat16 product for Arm that is faster than float32.
-    onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return found if onednn else found - {"bf16"}
+    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return found if has_onednn else found - {"bf16"}
 
 
 @functools.cache

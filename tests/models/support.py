@@ -41,7 +41,7 @@ if mode == "hangs":
     time.sleep(600)
     (here / "woke").touch()
 if mode == "slow":
-    time.sleep(1.5)
+    time.sleep(1.5)  # long enough that the other process asks meanwhile; if not, the count is the same
 shutil.copy(wheel, dest)
 """
 

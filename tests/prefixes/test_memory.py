@@ -115,5 +115,5 @@ def test_a_pool_bears_threads() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     assert pool.nbytes == 0
