@@ -57,6 +57,6 @@ def test_the_command_line_adds_its_own_remedy(
     def fail(options: object) -> int:
         raise error
 
-    monkeypatch.setattr("tidekv_llm.cli._list_sessions", fail)
+    monkeypatch.setattr("tidekv_llm.cli.sessions._list", fail)
     assert main(["sessions", "list"]) != 0
     assert hint in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from tests.documents.pdf_writer import text_pdf
@@ -12,7 +11,8 @@ from tidekv_apps.records import Entry, Turn
 from tidekv_apps.settings import AskSettings, Limits
 from tidekv_apps.storage import Storage
 from tidekv_apps.visits import Visit
-from tidekv_llm.documents import Citation, Document, PageSpan
+from tidekv_llm.documents import Citation, Document, PageSpan, Prompt
+from tidekv_llm.engine import Answer
 from tidekv_llm.metrics import Metrics
 
 MODEL = "smollm2-135m"
@@ -47,19 +47,20 @@ def turn(
     spans = (PageSpan(0, 1, "1", 10, 20), PageSpan(0, 2, "2", 20, 40))
     citation = Citation(0, name, 1, "1", "text", False, quote, 0.5)
     components = {"weights": 100 << 20, "active_kv": 5 << 20, "activations": 20 << 20}
-    answer = SimpleNamespace(
+    answer = Answer(
         text=text,
+        reasoning="",
         citations=(citation,),
         metrics=Metrics(prompt_tokens=50, kept_tokens=10, construction_peak_bytes=200 << 20, components=components),
-        finish_reason="stop",
-        prompt=SimpleNamespace(spans=spans, warnings=()),
         prompt_tokens=50,
+        finish_reason="stop",
         warnings=(),
-        page_strip=(30, 10),
+        prompt=Prompt(tuple(range(50)), spans, document_end=40, question=question),
+        evidence=None,
         page_strip_by_layer=((20, 5), (10, 5)),
     )
     made = Turn(question, (document,), ("k",), f"{name} pages 1-2", MODEL, text=text, state="done")
-    made.answer = answer  # type: ignore[assignment]
+    made.answer = answer
     return made
 
 

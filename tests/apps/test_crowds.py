@@ -19,6 +19,7 @@ from tidekv_apps.asgi import RefusedError
 from tidekv_apps.guard import MAX_OPEN_REQUESTS, Guard
 from tidekv_apps.inbox import Inbox
 from tidekv_apps.logins import FREE_TRIES, LONGEST_SECONDS, LoginDelays, delay_seconds
+from tidekv_apps.presence import Presence
 from tidekv_apps.settings import Limits
 
 WORDS = b"The harbour master is Ida Holm."
@@ -75,7 +76,14 @@ def test_one_address_has_only_so_many_requests_open(tmp_path: Path) -> None:
             await send({"type": "http.response.body", "body": b""})
 
         inbox = Inbox(tmp_path, Limits())
-        guard = Guard(waiting_app, hosts=None, visits=Mock(), inbox=inbox, health=lambda: (True, {}))
+        guard = Guard(
+            waiting_app,
+            hosts=None,
+            visits=Mock(),
+            inbox=inbox,
+            health=lambda: (True, {}),
+            presence=Presence(patience=60),
+        )
 
         async def request(address: str) -> None:
             async def send(message: Any) -> None:
