@@ -82,7 +82,7 @@ $(VENV)/.run: $(VENV)/.torch pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(VENV)/bin/python $(PIP) install -e '.[dev]'
+	$(VENV)/bin/python $(PIP) install -e '.[dev,lint]'
 	@touch $(VENV)/.run $@
 
 $(FLOOR)/.dev: $(FLOOR)/.python pyproject.toml .ci/floor.txt .ci/install_torch.py

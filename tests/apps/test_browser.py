@@ -43,7 +43,7 @@ def open_page(browser: Any, app: Running) -> Iterator[Callable[..., Any]]:
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
-        page.on("console", lambda m: complaints.append(f"console: {m.text}") if m.type == "error" else None)
+        page.on("console", lambda m: complaints.append(f"console: {m.text} {m.location}") if m.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(f"page: {error}"))
         page.on("request", lambda r: None if _is_local(r.url) else complaints.append(f"off-host: {r.url}"))
         page.goto(app.url)
@@ -230,7 +230,7 @@ def test_two_users_see_their_own_documents_and_their_place_in_the_queue(
 
 
 def test_a_closed_tab_takes_its_files_along(open_page: Callable[..., Any], app: Running, tmp_path: Path) -> None:
-    (folder,) = app.log.parent.glob("tidekv-app-*/sessions")
+    (folder,) = app.log.parent.glob("tidekv-app-*/visits")
     page = open_page()
     add(page, write(tmp_path, "harbour.pdf", HARBOUR))
     there = {path.parent for path in folder.glob("*/*")}
