@@ -192,12 +192,9 @@ class Inbox:
     async def tell_progress(self, owner: str, upload_id: str, send: Send) -> None:
         """Server-sent events in the words of Gradio's page: how many bytes of which file came since the last one.
 
-        Raises:
-            RefusedError: the owner uploads nothing under that id.
+        An upload that is not on its way, or not the owner's, is done: a small one often ends before the page listens.
         """
         told = await self._announced(owner, upload_id)
-        if told is None:
-            raise RefusedError(404, "no such upload")
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
         seen = 0
         while self._arriving.get((owner, upload_id)) is told:
@@ -208,14 +205,14 @@ class Inbox:
         await _send_event(send, {"msg": "done"})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _announced(self, owner: str, upload_id: str) -> list[tuple[str, int]] | None:
-        """The page listens before its upload begins."""
+    async def _announced(self, owner: str, upload_id: str) -> list[tuple[str, int]]:
+        """The page listens before its upload begins; a list of its own for one that does not come."""
         for _ in range(round(_UNKNOWN_SECONDS / _LOOK_SECONDS)):
             told = self._arriving.get((owner, upload_id))
             if told is not None:
                 return told
             await asyncio.sleep(_LOOK_SECONDS)
-        return None
+        return []
 
 
 class _Arrival:

@@ -43,7 +43,9 @@ def open_page(browser: Any, app: Running) -> Iterator[Callable[..., Any]]:
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
-        page.on("console", lambda m: complaints.append(f"console: {m.text} {m.location}") if m.type == "error" else None)
+        page.on(
+            "console", lambda m: complaints.append(f"console: {m.text} {m.location}") if m.type == "error" else None
+        )
         page.on("pageerror", lambda error: complaints.append(f"page: {error}"))
         page.on("request", lambda r: None if _is_local(r.url) else complaints.append(f"off-host: {r.url}"))
         page.goto(app.url)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.apps.conftest import Running, start_limited, stop_app
-from tests.apps.web import API, Caller, until
+from tests.apps.web import API, Caller, Line, until
 from tidekv_apps.asgi import RefusedError
 from tidekv_apps.doors import find_door
 from tidekv_apps.owners import OWNER_COOKIE
@@ -75,11 +75,18 @@ def test_the_cookie_of_an_owner_is_seen_by_no_script_and_sent_by_no_other_site(t
 
 
 def test_another_ones_upload_is_neither_added_nor_watched(tiny_app: Running) -> None:
-    mine, other = Caller(tiny_app.url), Caller(tiny_app.url)
-    (name,) = mine.web.post(f"{API}/upload?upload_id=u1", files=[("files", ("a.txt", b"mine"))]).json()
+    mine, other, line = Caller(tiny_app.url), Caller(tiny_app.url), Line(tiny_app.url)
+    progress = f"{API}/upload_progress?upload_id=u1"
+    line.begin_upload(mine, "a.txt", b"mine", "u1")
+    with mine.web.stream("GET", progress) as watched:
+        assert "a.txt" in next(watched.iter_lines())
+    assert other.web.get(progress).text == 'data: {"msg": "done"}\n\n'
+    assert line.end_upload() == 200
+    (name,) = json.loads(line.body())
+    line.close()
+    assert mine.web.get(progress).text == 'data: {"msg": "done"}\n\n'  # a page that listens too late is told the end
     named = [{"path": name, "meta": {"_type": "gradio.FileData"}}]
     assert other.begin("add_documents", named, "").status_code == 400
-    assert other.web.get(f"{API}/upload_progress?upload_id=u1").status_code == 404
     assert [entry["name"] for entry in mine.call("add_documents", named, "")["documents"]] == ["a.txt"]
 
 

@@ -111,11 +111,11 @@ class Line:
     def close(self) -> None:
         self.socket.close()
 
-    def begin_upload(self, caller: Caller, name: str, data: bytes) -> None:
+    def begin_upload(self, caller: Caller, name: str, data: bytes, upload_id: str = "") -> None:
         """The head of a chunked upload and the first bytes of its file; it goes on with :meth:`chunk`."""
         cookies = "; ".join(f"{key}={value}" for key, value in caller.web.cookies.items())
         head = [
-            f"POST {API}/upload HTTP/1.1",
+            f"POST {API}/upload?upload_id={upload_id} HTTP/1.1",
             f"Host: {self.host}",
             f"Cookie: {cookies}",
             "Content-Type: multipart/form-data; boundary=b",
