@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.terminal import hears_signals
 from tidekv_llm.lifetime import PrivateFolder, ended_by_signals, remove_abandoned
 
 HOLDER = """
@@ -31,7 +32,7 @@ with ended_by_signals(), PrivateFolder("held-", Path(sys.argv[1])) as folder:
 def hold(parent: Path, *before: str) -> subprocess.Popen[str]:
     """A process with a folder, and a document in it."""
     command = [*before, sys.executable, "-c", HOLDER, str(parent)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hears_signals)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     return process
 

@@ -21,6 +21,7 @@ import pytest
 
 from tests.apps.web import Caller
 from tests.integrations.tiny import save_tiny_chat
+from tests.terminal import hears_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 APPS = str(ROOT / "apps")
@@ -87,7 +88,9 @@ def _start(folder: Path, arguments: list[str], env: dict[str, str] | None) -> Ru
     command = [sys.executable, *arguments]
     settings = {**environment(), "TMPDIR": str(folder), **(env or {})}
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=settings, text=True, cwd=ROOT)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env=settings, text=True, cwd=ROOT, preexec_fn=hears_signals
+        )
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         found = re.search(r"at (http://\S+?)/? \(", log.read_text())
