@@ -1,4 +1,4 @@
-"""The only file that touches Hugging Face's layer and cache conventions.
+"""Hugging Face's layer and cache conventions, all in this file; names inside a layer are :mod:`~tidekv_llm.layers`'.
 
 A decoder layer is called as it is, with our attention function in place of its own and a :class:`LayerState`
 as its cache. The model's own setting is changed only while one of its layers runs, so between calls it is the

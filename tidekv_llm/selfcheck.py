@@ -1,14 +1,20 @@
-"""The check when a model is loaded: a short prompt through our layer path against the model's own forward."""
+"""The checks when a model is loaded: our layer path against the model's own forward, plain steps against our layers."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from tidekv_llm.config import PrefillConfig
+from tidekv_llm.decode.loop import LayerByLayer
+from tidekv_llm.decode.plain import PlainDecoder
 from tidekv_llm.errors import TideKVError, UnsupportedModelError, reason
 from tidekv_llm.hf import Decoder
+from tidekv_llm.layers import NotPlainError
 from tidekv_llm.memory import MemoryMeter
+from tidekv_llm.prefill.result import Construction
 from tidekv_llm.prefill.task import PrefillTask
 from tidekv_llm.request import Request
 from tidekv_llm.schedules import make_schedule
@@ -27,8 +33,7 @@ def check_decoder(decoder: Decoder) -> float:
         UnsupportedModelError: the error is above rounding, or the layers cannot be called our way.
     """
     name = type(decoder.model).__name__
-    generator = torch.Generator().manual_seed(0)
-    token_ids = torch.randint(decoder.vocab_size, (1, PROMPT_TOKENS), generator=generator)
+    token_ids = _random_ids(decoder, PROMPT_TOKENS)
     expected = decoder.model(token_ids.to(decoder.device), use_cache=False).logits[0, -1].float()
     try:
         found = _our_logits(decoder, token_ids)
@@ -50,7 +55,45 @@ def check_decoder(decoder: Decoder) -> float:
     return error_size
 
 
+def plain_decoder(decoder: Decoder, alone: Callable[[], bool]) -> tuple[PlainDecoder | None, str]:
+    """The quick way to decode with a model, and why there is none.
+
+    It must give what the model's own layers give: for tokens one by one, and for several at once.
+    """
+    try:
+        plain = PlainDecoder(decoder, alone)
+        error_size = _plain_error(decoder, plain)
+    except NotPlainError as error:
+        return None, f"decoding takes the model's own layers, which is slower: {error}"
+    if not error_size <= TOLERANCE.get(decoder.dtype, 0.1):
+        return None, f"decoding takes the model's own layers, which is slower: plain ones differ by {error_size:.3g}"
+    return plain, ""
+
+
+@torch.no_grad()
+def _plain_error(decoder: Decoder, plain: PlainDecoder) -> float:
+    """Relative L2 error of plain steps' logits: three tokens, then the same three at once."""
+    prompt, tokens = _random_ids(decoder, CHUNK_SIZE), _random_ids(decoder, 3)[0].tolist()
+    cache, attention = _build(decoder, prompt, reserve=2 * len(tokens)).cache, decoder.attention("auto")
+    own, row = LayerByLayer(decoder), plain.row(cache, attention)
+    expected = own.step([own.row(cache, attention)], [tokens])
+    found = []
+    for steps in ([[token] for token in tokens], [tokens]):
+        for layer in cache.layers:
+            layer.rollback(len(tokens))
+        found.append(torch.cat([plain.step([row], [step]) for step in steps]))
+    return max(float((each - expected).norm() / expected.norm().clamp_min(1e-30)) for each in found)
+
+
+def _random_ids(decoder: Decoder, count: int) -> Tensor:
+    return torch.randint(decoder.vocab_size, (1, count), generator=torch.Generator().manual_seed(0))
+
+
 def _our_logits(decoder: Decoder, token_ids: Tensor) -> Tensor:
-    task = PrefillTask(PrefillConfig(chunk_size=CHUNK_SIZE), Request(), MemoryMeter(decoder.device))
-    built = make_schedule("tidekv").build(decoder, token_ids, task)
-    return decoder.logits(built.hidden[:, -1])[0]
+    return decoder.logits(_build(decoder, token_ids).hidden[:, -1])[0]
+
+
+def _build(decoder: Decoder, token_ids: Tensor, reserve: int = 0) -> Construction:
+    config = PrefillConfig(chunk_size=CHUNK_SIZE)
+    task = PrefillTask(config, Request(), MemoryMeter(decoder.device), reserve=reserve)
+    return make_schedule("tidekv").build(decoder, token_ids, task)

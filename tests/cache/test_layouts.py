@@ -271,10 +271,10 @@ def test_new_tokens_leave_what_was_quantised_alone() -> None:
     layer.quantise(4, residual=8)
     rows = layer.rows
     assert isinstance(rows, QuantisedRows)
-    codes = [each.codes.clone() for each in rows._keys]
+    codes = rows._keys.codes.clone()
     query, out = append(layer, 1, 1, 5)
     assert layer.rows is rows
-    assert all(torch.equal(a, b.codes) for a, b in zip(codes, rows._keys, strict=True))
+    assert torch.equal(rows._keys.codes, codes)
     torch.testing.assert_close(out.double(), expected_output(layer, query), rtol=1e-5, atol=1e-5)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from tidekv_llm.attention import AttentionParams, BoundKeys, Scratch
 from tidekv_llm.cache.head_attention import head_attention
 from tidekv_llm.cache.layer import StoredLayer, grown
+from tidekv_llm.cache.one_token import attend_to_rows
 from tidekv_llm.cache.rows import FlatRows, PromptRows, QuantisedRows, restore_rows
 
 
@@ -86,6 +87,18 @@ class FlattenedLayer(StoredLayer):
             self._scratch = Scratch()
         tail = (self.tail_keys[:, :, : self._used], self.tail_values[:, :, : self._used])
         return head_attention(query, self.rows, tail, params, self._scratch)
+
+    def step(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
+        """Append and attend; a single token is compared with all heads' rows in one product."""
+        if query.shape[0] > 1 or query.shape[2] > 1:
+            return super().step(query, key, value, params)
+        self.update(key, value)
+        tail = (self.tail_keys[:, :, : self._used], self.tail_values[:, :, : self._used])
+        return attend_to_rows(query, self.rows, tail, params)
+
+    def rollback(self, count: int) -> None:
+        """Forget the newest ``count`` decoded tokens."""
+        self.logical, self._new = self.logical - count, self._new - count
 
     def retain(self, heads: Sequence[Tensor]) -> None:
         """Keep only these positions of each head; before anything is decoded or quantised."""

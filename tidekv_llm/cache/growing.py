@@ -34,7 +34,7 @@ class GrowingLayer(RectangularLayer):
         self.is_initialized = True
 
     def _allocate(self, states: Tensor) -> Tensor:
-        return states.new_empty((*states.shape[:2], self.capacity, states.shape[-1]))
+        return states.new_zeros((*states.shape[:2], self.capacity, states.shape[-1]))
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append a chunk's keys and values [B, Hkv, C, D]; return views of everything stored."""
@@ -81,6 +81,10 @@ class OffloadedLayer(GrowingLayer):
     def _allocate(self, states: Tensor) -> Tensor:
         shape = (*states.shape[:2], self.capacity, states.shape[-1])
         return torch.empty(shape, dtype=states.dtype, pin_memory=states.device.type == "cuda")
+
+    def step(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
+        """Append and attend, one head group after another."""
+        return StoredLayer.step(self, query, key, value, params)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
         """Attention of new tokens, one head group after another; the groups share nothing, so nothing changes."""

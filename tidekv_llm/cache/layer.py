@@ -52,6 +52,15 @@ class StoredLayer(CacheLayerMixin):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
         """Attention of new tokens over the kept ones (:class:`tidekv_llm.hf.LayerState`)."""
 
+    def step(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
+        """Append new tokens' keys and values [B, Hkv, C, D] and attend with their queries: [B, C, Hq, Dv]."""
+        keys, values = self.update(key, value)
+        return self.attend(query, keys, values, params)
+
+    @abstractmethod
+    def rollback(self, count: int) -> None:
+        """Forget the newest ``count`` decoded tokens; their slots are written again."""
+
     @abstractmethod
     def reserve(self, count: int) -> None:
         """Make room for ``count`` more tokens."""
@@ -126,4 +135,4 @@ def grown(tensor: Tensor, used: int, count: int) -> Tensor:
     if missing <= 0:
         return tensor
     room = max(missing, used // 2)
-    return torch.cat((tensor, tensor.new_empty((*tensor.shape[:2], room, tensor.shape[3]))), dim=2)
+    return torch.cat((tensor, tensor.new_zeros((*tensor.shape[:2], room, tensor.shape[3]))), dim=2)

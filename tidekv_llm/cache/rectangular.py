@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tidekv_llm.attention import AttentionDispatch, AttentionParams, Scratch
 from tidekv_llm.cache.layer import StoredLayer, grown
+from tidekv_llm.cache.one_token import attend_to_slots
 
 
 class RectangularLayer(StoredLayer):
@@ -62,6 +63,18 @@ class RectangularLayer(StoredLayer):
         """Attention of new tokens over the kept ones (:class:`tidekv_llm.hf.LayerState`)."""
         attention, scratch = self._attention or AttentionDispatch(), self._scratch or Scratch()
         return attention.attend(query, key, value, params, scratch)[0]
+
+    def step(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
+        """Append and attend; a single token is compared with all heads' slots in one product."""
+        if query.shape[2] > 1:
+            return super().step(query, key, value, params)
+        self.update(key, value)
+        first = 0 if params.window is None else max(0, self._physical - params.window)
+        return attend_to_slots(query, self.keys, self.values, (first, self._physical), params)
+
+    def rollback(self, count: int) -> None:
+        """Forget the newest ``count`` decoded tokens."""
+        self.logical, self._physical = self.logical - count, self._physical - count
 
     def retain(self, heads: Sequence[Tensor]) -> None:
         """Keep only these positions of each head, equally many; before anything is decoded."""
@@ -122,6 +135,7 @@ def _gather(full: Tensor, kept: Tensor, reserve: int) -> Tensor:
     batch, heads, _, dim = full.shape
     count = kept.shape[-1]
     out = full.new_empty((batch, heads, count + reserve, dim))
+    out[:, :, count:] = 0  # a product may run over free slots, and zero times what lies there must be zero
     for row in range(batch):
         for head in range(heads):
             torch.index_select(full[row, head], 0, kept[row, head], out=out[row, head, :count])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -22,6 +23,13 @@ class PromptRows(Protocol):
 
     def head(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys [n, D] and values [n, Dv] of head ``index`` (row * Hkv + head)."""
+
+    def all(self) -> tuple[Tensor, Tensor]:
+        """Keys [sum of lengths, D] and values [sum of lengths, Dv] of all heads after one another."""
+
+    @property
+    def owner(self) -> Tensor:
+        """The head that each of those rows belongs to: uint8 [sum of lengths], int32 where heads are many."""
 
     @property
     def nbytes(self) -> int:
@@ -68,6 +76,13 @@ class FlatRows:
         here = slice(self._starts[index], self._starts[index + 1])
         return self.keys[here], self.values[here]
 
+    def all(self) -> tuple[Tensor, Tensor]:
+        return self.keys, self.values
+
+    @cached_property
+    def owner(self) -> Tensor:
+        return _owner(self.head_lens, self.keys.device)
+
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
@@ -96,20 +111,34 @@ class Packed:
         """Bytes of codes, scales and zeros."""
         return self.codes.nbytes + self.scale.nbytes + self.zero.nbytes
 
+    @classmethod
+    def joined(cls, parts: Sequence[Packed]) -> Packed:
+        """Several after one another."""
+        codes, scale, zero = zip(*((part.codes, part.scale, part.zero) for part in parts), strict=True)
+        return cls(torch.cat(codes), torch.cat(scale), torch.cat(zero))
+
+    def part(self, rows: slice, group: int) -> Packed:
+        """The groups that hold ``rows``, whole ones of ``group`` rows: views."""
+        groups = slice(rows.start // group, rows.stop // group)
+        return Packed(self.codes[rows], self.scale[groups], self.zero[groups])
+
 
 class QuantisedRows:
     """Keys per channel and values per token, as in KIVI (arXiv 2402.02750); each value is rounded once.
 
     Every 64 tokens of a head share a scale per key channel; every 64 channels of a token share one per value.
-    A head is expanded when it is read, one at a time.
+    All heads lie after one another, the keys of each filled up to whole groups: one head or all are expanded at once
+    when they are read.
     """
 
     def __init__(
         self, keys: Sequence[Packed], values: Sequence[Packed], value_dim: int, bits: int, dtype: torch.dtype
     ) -> None:
-        self._keys, self._values = tuple(keys), tuple(values)
         self._value_dim, self.bits, self.dtype = value_dim, bits, dtype
-        self.head_lens = tuple(packed.codes.shape[0] for packed in self._values)
+        self.head_lens = tuple(packed.codes.shape[0] for packed in values)
+        self._key_starts = list(accumulate((packed.codes.shape[0] for packed in keys), initial=0))
+        self._value_starts = list(accumulate(self.head_lens, initial=0))
+        self._keys, self._values = Packed.joined(keys), Packed.joined(values)
 
     @classmethod
     def of(cls, heads: Sequence[tuple[Tensor, Tensor]], bits: int) -> QuantisedRows:
@@ -119,25 +148,47 @@ class QuantisedRows:
         return cls(keys, values, heads[0][1].shape[1], bits, heads[0][0].dtype)
 
     def head(self, index: int) -> tuple[Tensor, Tensor]:
-        keys, values = self._keys[index], self._values[index]
+        keys, values = self._packed(index)
         return (
             expand_per_channel(keys, self.head_lens[index], self.bits, self.dtype),
             expand_per_token(values, self._value_dim, self.bits, self.dtype),
         )
 
+    def all(self) -> tuple[Tensor, Tensor]:
+        keys = expand_per_channel(self._keys, self._key_starts[-1], self.bits, self.dtype)
+        if self._key_starts != self._value_starts:  # without the rows that fill up a head's last group
+            starts = zip(self._key_starts, self.head_lens, strict=False)
+            keys = torch.cat([keys[start : start + length] for start, length in starts])
+        return keys, expand_per_token(self._values, self._value_dim, self.bits, self.dtype)
+
+    @cached_property
+    def owner(self) -> Tensor:
+        return _owner(self.head_lens, self._values.codes.device)
+
     @property
     def nbytes(self) -> int:
         """Bytes of codes, scales and zeros."""
-        return sum(packed.nbytes for packed in (*self._keys, *self._values))
+        return self._keys.nbytes + self._values.nbytes
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {}
-        for kind, heads in (("keys", self._keys), ("values", self._values)):
-            for index, packed in enumerate(heads):
+        for index in range(len(self.head_lens)):
+            for kind, packed in zip(("keys", "values"), self._packed(index), strict=True):
                 for part in ("codes", "scale", "zero"):
                     tensors[f"{kind}.{index}.{part}"] = getattr(packed, part)
         facts = {"rows": "quantised", "bits": self.bits, "dtype": str(self.dtype).removeprefix("torch.")}
         return tensors, {**facts, "head_lens": self.head_lens, "value_dim": self._value_dim}
+
+    def _packed(self, index: int) -> tuple[Packed, Packed]:
+        """One head's keys and values: views."""
+        first, end = self._key_starts[index : index + 2]
+        rows = slice(self._value_starts[index], self._value_starts[index + 1])
+        return self._keys.part(slice(first, end), GROUP), self._values.part(rows, 1)
+
+
+def _owner(head_lens: Sequence[int], device: torch.device) -> Tensor:
+    heads = torch.arange(len(head_lens), dtype=torch.uint8 if len(head_lens) < 256 else torch.int32, device=device)
+    return heads.repeat_interleave(torch.tensor(head_lens, device=device))
 
 
 def restore_rows(tensors: dict[str, Tensor], facts: dict[str, Any]) -> PromptRows:

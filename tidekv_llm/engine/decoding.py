@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tidekv_llm.decode.loop import DecodeAdapter, decode_tokens
+from tidekv_llm.decode.loop import decode_tokens
 from tidekv_llm.decode.sampling import Sampler
 from tidekv_llm.decode.text import TextStream
 from tidekv_llm.engine.answers import Deltas, Generation
@@ -48,7 +48,9 @@ class Decoding:
     ) -> None:
         weights = hold.get()
         self._hold, self._prefilled, self._options, self._request = hold, prefilled, options, request
-        self._adapter = DecodeAdapter(weights.decoder, prefilled.cache, weights.decoder.attention(attention))
+        self._steps, note = weights.steps()
+        self._row: Any = self._steps.row(prefilled.cache, weights.decoder.attention(attention))
+        prefilled.metrics.notes += [note] if note else []
         self._text = _text_stream(weights, ids, options.stop)
         self._stop_ids = frozenset[int]() if options.ignore_eos else weights.stop_ids
         self._ids: list[int] = []
@@ -96,7 +98,7 @@ class Decoding:
     def _step(self, token_ids: Tensor) -> Tensor:
         self._request.check_cancelled()
         with self._hold.get().lock.hold(self._request.cancel), memory_errors("decoding"):
-            return self._adapter.step(token_ids)
+            return self._steps.step([self._row], token_ids.tolist())
 
     def _start_clock(self) -> None:
         if not self._first_at:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
+from weakref import WeakSet
 
 import torch
 
 from tidekv_llm.cache.cache_file import CacheOwner
+from tidekv_llm.decode.loop import LayerByLayer
+from tidekv_llm.decode.plain import PlainDecoder
 from tidekv_llm.decode.reasoning import ReasoningFormat
 from tidekv_llm.documents.template import TurnEnd, turn_end
 from tidekv_llm.errors import ClosedError, ConfigError
@@ -18,7 +21,7 @@ from tidekv_llm.memory import weight_bytes
 from tidekv_llm.models.shapes import shape_of
 from tidekv_llm.prefixes.identity import model_identity
 from tidekv_llm.prefixes.pool import PrefixPool
-from tidekv_llm.selfcheck import check_decoder
+from tidekv_llm.selfcheck import check_decoder, plain_decoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,6 +36,8 @@ class Weights:
         UnsupportedModelError: the self-check failed.
     """
 
+    _all: ClassVar[WeakSet[Weights]] = WeakSet()
+
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
         self.model, self.tokenizer, self.name = model, tokenizer, name
         self.decoder = Decoder(model)
@@ -41,6 +46,21 @@ class Weights:
         self.users = 0
         self.pool = PrefixPool()
         check_decoder(self.decoder)
+        self._plain: tuple[object, PlainDecoder | None, str] | None = None
+        Weights._all.add(self)
+        self.steps()
+
+    def steps(self) -> tuple[PlainDecoder | LayerByLayer, str]:
+        """How answers are decoded, and a note if that is not the quick way; found again if modules were exchanged."""
+        modules = tuple(map(id, self.decoder.layers.modules())), self.decoder.dtype, self.decoder.device
+        if self._plain is None or self._plain[0] != modules:
+            self._plain = (modules, *plain_decoder(self.decoder, self._alone))
+        _, plain, note = self._plain
+        return plain or LayerByLayer(self.decoder), note
+
+    def _alone(self) -> bool:
+        """Whether no other model is at work in this process."""
+        return not any(other.lock.waiting for other in list(Weights._all) if other is not self)
 
     @cached_property
     def identity(self) -> str:
