@@ -11,6 +11,8 @@ QUESTION   ?= What is the name of the harbour master?
 TESTS      ?= tests
 # As on a smaller CPU: make test CPU=avx2 (baseline, avx2, avx512, avx512_bf16, amx; see CONTRIBUTING.md)
 CPU        ?=
+# Test files at the same time; one worker keeps a whole file
+JOBS       ?= 2
 
 # The oldest supported releases are in .ci/floor.txt, except torch: old builds of it for CPUs are not to be
 # had everywhere. Where pip can reach one, run make test-floor FLOOR_TORCH=2.9.0
@@ -27,7 +29,7 @@ demo: $(VENV)/.run
 	$(VENV)/bin/tidekv ask "$(DOCUMENT)" "$(QUESTION)"
 
 test: $(VENV)/.dev
-	TIDEKV_CPU=$(CPU) $(VENV)/bin/python -m pytest -m "not slow and not browser" $(TESTS)
+	TIDEKV_CPU=$(CPU) $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not browser" $(TESTS)
 
 # What depends most on the CPU's instructions, on the two lowest kinds that this one can work as.
 NUMERICS := tests/test_attention.py tests/test_hardware.py tests/compress tests/prefill tests/engine tests/tools

@@ -199,7 +199,6 @@ def test_chunks_that_do_not_fit_are_refused(length: int, stride: int | None) -> 
         (lambda: ChunkKV(reuse_layers=0), "reuse_layers=0 must be a whole number of at least 1"),
         (lambda: ChunkKV(tokens="snapkv"), "tokens='snapkv' must be a Selector object that scores"),
     ],
-    ids=str,
 )
 def test_parameters_that_cannot_be_are_refused(make: Callable[[], Selector], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
