@@ -9,6 +9,7 @@ from tidekv_llm.arguments import chunk_size, whole_number
 from tidekv_llm.cli.answers import AskConsole
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import ConfigError, ContextOverflowError
+from tidekv_llm.options import DEFAULT_DRAFTS, settle
 
 if TYPE_CHECKING:
     from tidekv_llm.documents import Document
@@ -29,6 +30,12 @@ def add_command(commands: Any) -> None:
     ask.add_argument("--model", default=DEFAULT_MODEL, help="alias, hub id, folder or GGUF file (default: %(default)s)")
     _add_prefill_arguments(ask)
     ask.add_argument("--max-new-tokens", type=whole_number, default=128, help="longest answer (default: %(default)s)")
+    ask.add_argument(
+        "--drafts",
+        type=whole_number,
+        default=DEFAULT_DRAFTS,
+        help="most tokens that the documents may suggest per step, 0 for none (default: %(default)s)",
+    )
     ask.add_argument(
         "--context-window", type=whole_number, help="most tokens, prompt and answer (default: the model's own)"
     )
@@ -88,6 +95,7 @@ def _check(options: argparse.Namespace) -> None:
     """What is wrong with the command is told before anything is read."""
     if not options.question.strip():
         raise ConfigError("the question is empty; write what you want to know")
+    settle({"max_new_tokens": options.max_new_tokens, "drafts": options.drafts})
     if options.independent and options.session is None:
         raise ConfigError("--independent needs --session; without one every question is independent")
     if options.session is not None:
@@ -110,6 +118,7 @@ def _ask_once(llm: TideKV, documents: list[Document], options: argparse.Namespac
         documents,
         options.question,
         max_new_tokens=options.max_new_tokens,
+        drafts=options.drafts,
         on_text=console.text,
         on_reasoning=console.reasoning,
         progress=console.prefilling,
@@ -130,6 +139,7 @@ def _ask_session(llm: TideKV, documents: list[Document], options: argparse.Names
                 options.question,
                 remember=not options.independent,
                 max_new_tokens=options.max_new_tokens,
+                drafts=options.drafts,
                 on_text=console.text,
                 on_reasoning=console.reasoning,
                 progress=console.prefilling,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tidekv_llm.decode.loop import decode_tokens
+from tidekv_llm.decode.drafts import Drafts
+from tidekv_llm.decode.reasoning import Delta
 from tidekv_llm.decode.sampling import Sampler
 from tidekv_llm.decode.text import TextStream
 from tidekv_llm.engine.answers import Deltas, Generation
@@ -34,6 +34,9 @@ def _text_stream(weights: Weights, ids: Tensor, stop: tuple[str, ...]) -> TextSt
 class Decoding:
     """One generation. No lock and no grad mode is held across a yield.
 
+    Between two steps it says which tokens it wants to have run (:meth:`wanted`), and is given the logits after each
+    of them (:meth:`feed`); :meth:`run` does both for a generation on its own.
+
     Args:
         hold: on the weights; letting it go ends the generation.
         ids: of the prompt, int64 [1, S].
@@ -49,33 +52,96 @@ class Decoding:
         weights = hold.get()
         self._hold, self._prefilled, self._options, self._request = hold, prefilled, options, request
         self._steps, note = weights.steps()
-        self._row: Any = self._steps.row(prefilled.cache, weights.decoder.attention(attention))
+        self.row: Any = self._steps.row(prefilled.cache, weights.decoder.attention(attention))
         prefilled.metrics.notes += [note] if note else []
         self._text = _text_stream(weights, ids, options.stop)
         self._stop_ids = frozenset[int]() if options.ignore_eos else weights.stop_ids
+        self._sampler = Sampler(options.sampling)
+        self._drafts = Drafts(ids[0].tolist(), options.drafts) if options.drafts else None
+        self._drafted: list[int] = []
         self._ids: list[int] = []
         self._stopped = False
         self._first_at = self._away = 0.0
 
     def run(self) -> Deltas[Generation]:
         """Yield text deltas, return the whole."""
-        for token in self._tokens():
-            self._ids.append(token)
-            if self._text is None:
-                continue
-            if any(delta := self._text.push(token)):
+        deltas = self.start()
+        while True:
+            for delta in deltas:
                 handed_out = time.perf_counter()
                 yield delta
                 self._away += time.perf_counter() - handed_out  # the reader's time is not decoding
-            if self._text.stopped:
-                self._stopped = True
+            if self.done:
                 break
-        self._stop_clock()
+            deltas = self.feed(self._step(self.wanted()))
+        self.end_clock()
         if self._text is not None and any(delta := self._text.finish()):
             yield delta
-        return self._generation()
+        return self.generation()
 
-    def _generation(self) -> Generation:
+    @property
+    def done(self) -> bool:
+        """Whether no step is needed any more."""
+        return self._stopped or len(self._ids) >= self._options.max_new_tokens
+
+    def start(self) -> list[Delta]:
+        """The first token, from the prefill's logits."""
+        return self.feed(self._prefilled.logits[None])
+
+    def wanted(self) -> list[int]:
+        """Tokens to run next: the last one, and those that may follow it.
+
+        Raises:
+            Cancelled: the caller's wish.
+        """
+        self._request.check_cancelled()
+        if self._drafts is not None:
+            self._drafted = self._drafts.propose(self._options.max_new_tokens - len(self._ids) - 1)
+        return [self._ids[-1], *self._drafted]
+
+    def feed(self, logits: Tensor) -> list[Delta]:
+        """Take in the logits [T, vocab] after each wanted token; return the text deltas of what is said now.
+
+        Every token is drawn from the model's own logits, drafted or not: a draft is right if it is what was drawn.
+        That is the rejection rule for a draft that is certain, so the distribution is the model's, and a seed gives
+        the same text with and without drafts.
+        """
+        deltas, accepted = list[Delta](), 0
+        for row, draft in zip(logits, [*self._drafted, None], strict=True):
+            token = self._sampler(row)
+            deltas += self._take(token)
+            if self.done or token != draft:
+                break
+            accepted += 1
+        self._settle_drafts(accepted)
+        return deltas
+
+    def _settle_drafts(self, accepted: int) -> None:
+        drafted, self._drafted = len(self._drafted), []
+        self._prefilled.cache.rollback(drafted - accepted)
+        if self._drafts is not None:
+            self._drafts.judge(drafted, accepted)
+        metrics = self._prefilled.metrics
+        metrics.drafted_tokens += drafted
+        metrics.accepted_tokens += accepted
+
+    def _take(self, token: int) -> list[Delta]:
+        """One token more, or the end of sequence, which is not among the tokens."""
+        self._start_clock()
+        if token in self._stop_ids:
+            self._stopped = True
+            return []
+        self._ids.append(token)
+        if self._drafts is not None:
+            self._drafts.push(token)
+        if self._text is None:
+            return []
+        delta = self._text.push(token)
+        self._stopped = self._text.stopped
+        return [delta] if any(delta) else []
+
+    def generation(self) -> Generation:
+        """What was said."""
         text, reasoning = (self._text.text, self._text.reasoning) if self._text is not None else ("", "")
         if reasoning and not text and not self._stopped:
             self._prefilled.metrics.notes.append(
@@ -85,27 +151,18 @@ class Decoding:
         reason = "stop" if self._stopped else "length"
         return Generation(text, reasoning, self._ids, reason, self._prefilled.metrics)
 
-    def _tokens(self) -> Iterator[int]:
-        """Sampled ids up to the end of sequence, which is not among them."""
-        sampler, most = Sampler(self._options.sampling), self._options.max_new_tokens
-        for token in decode_tokens(self._step, self._prefilled.logits, sampler, max_new_tokens=most):
-            self._start_clock()
-            if token in self._stop_ids:
-                self._stopped = True
-                return
-            yield token
-
-    def _step(self, token_ids: Tensor) -> Tensor:
-        self._request.check_cancelled()
+    def _step(self, tokens: list[int]) -> Tensor:
         with self._hold.get().lock.hold(self._request.cancel), memory_errors("decoding"):
-            return self._steps.step([self._row], token_ids.tolist())
+            self._prefilled.metrics.decode_steps += 1
+            return self._steps.step([self.row], [tokens])
 
     def _start_clock(self) -> None:
         if not self._first_at:
             self._first_at = time.perf_counter()
             self._prefilled.metrics.ttft_seconds = self._first_at - self._request.started
 
-    def _stop_clock(self) -> None:
+    def end_clock(self) -> None:
+        """No more tokens come."""
         metrics, elapsed = self._prefilled.metrics, time.perf_counter() - self._first_at - self._away
         metrics.new_tokens = len(self._ids)
         if len(self._ids) > 1 and elapsed > 0:

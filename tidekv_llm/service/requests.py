@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidekv_llm.decode.reasoning import Delta
 from tidekv_llm.errors import ConfigError, TideKVError
-from tidekv_llm.options import GenerationOptions, settle
+from tidekv_llm.options import DEFAULT_DRAFTS, GenerationOptions, settle
 from tidekv_llm.service.messages import Message
 from tidekv_llm.service.pool import EngineHandle
 
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 Emit = Callable[[Delta], None]
 ModelCall = Callable[["TideKV", Emit, threading.Event], "Reply"]
 
-CALL_OPTIONS = ("max_tokens", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "chat_template_kwargs")
+CALL_OPTIONS = (
+    "max_tokens", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "drafts", "chat_template_kwargs",
+)  # fmt: skip
 
 
 class RequestTimeoutError(TideKVError, TimeoutError):
@@ -114,6 +116,7 @@ def call_options(
         top_p=given.get("top_p", defaults["top_p"]),
         top_k=given.get("top_k", defaults["top_k"]),
         seed=given.get("seed", defaults["seed"]),
+        drafts=DEFAULT_DRAFTS if (drafts := given.get("drafts", defaults.get("drafts"))) is None else drafts,
     )
     settle(options)  # what cannot work is refused before it waits in a line
     return CallOptions(options, given.get("chat_template_kwargs", defaults.get("chat_template_kwargs")))
