@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from tidekv_llm.config import whole_number
 from tidekv_llm.errors import ConfigError
 
-DEFAULT_DRAFTS = 8
+DEFAULT_DRAFTS = 16
 # What a torch generator takes.
 _LEAST_SEED, _GREATEST_SEED = -(2**63), 2**64 - 1
 

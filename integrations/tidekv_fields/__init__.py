@@ -34,7 +34,7 @@ class TideKVFields(BaseModel):
     stop: list[str] = Field(default_factory=list, description="Strings before which the text is cut.")
     seed: int | None = Field(default=None, description="Makes sampling repeatable.")
     drafts: int | None = Field(
-        default=None, ge=0, description="Most tokens that the document may suggest per step; default: 8, 0 for none."
+        default=None, ge=0, description="Most tokens that the document may suggest per step; default: 16, 0 for none."
     )
     context_window: int | None = Field(default=None, gt=0, description="Tokens; default: the model's own.")
     prefill: Any = Field(default=None, description="A PrefillConfig; its options may be given flat instead.")

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Tokens that must agree before what followed them is tried at all.
-LEAST_MATCH = 3
-# Each draft of which nothing was right asks two more of the next, up to so many: text that only sounds like the
+LEAST_MATCH = 4
+# Each draft of which nothing was right asks so many more of the next, up to a most: text that only sounds like the
 # document is left alone soon, and a real quotation is still found.
+_MORE_PER_MISS = 3
 MOST_MATCH = 13
 _FIRST_LENGTH = 4
 # Places that are compared; more of the same n-gram say little.
@@ -53,7 +54,7 @@ class Drafts:
         last = tuple(self._ids[-LEAST_MATCH:])
         places = [*self._prompt.after(last), *self._answer.get(last, [])][-_MOST_PLACES:]
         agreeing, place = max(((self._agreeing(place), place) for place in places), default=(0, 0))
-        if agreeing < min(MOST_MATCH, LEAST_MATCH + 2 * self._misses):
+        if agreeing < min(MOST_MATCH, LEAST_MATCH + _MORE_PER_MISS * self._misses):
             return []
         return self._ids[place : place + length]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -16,6 +18,7 @@ from tidekv_llm.engine.limits import memory_errors
 
 if TYPE_CHECKING:
     from tidekv_llm.engine.weights import Hold, Weights
+    from tidekv_llm.metrics import Metrics
     from tidekv_llm.options import Settled
     from tidekv_llm.prefill.result import Prefilled
     from tidekv_llm.request import Request
@@ -50,9 +53,9 @@ class Decoding:
         self, hold: Hold, ids: Tensor, prefilled: Prefilled, attention: str, options: Settled, request: Request
     ) -> None:
         weights = hold.get()
-        self._hold, self._prefilled, self._options, self._request = hold, prefilled, options, request
-        self._steps, note = weights.steps()
-        self.row: Any = self._steps.row(prefilled.cache, weights.decoder.attention(attention))
+        self.hold, self._prefilled, self._options, self._request = hold, prefilled, options, request
+        self.steps, note = weights.steps()
+        self.row: Any = self.steps.row(prefilled.cache, weights.decoder.attention(attention))
         prefilled.metrics.notes += [note] if note else []
         self._text = _text_stream(weights, ids, options.stop)
         self._stop_ids = frozenset[int]() if options.ignore_eos else weights.stop_ids
@@ -73,11 +76,23 @@ class Decoding:
                 self._away += time.perf_counter() - handed_out  # the reader's time is not decoding
             if self.done:
                 break
-            deltas = self.feed(self._step(self.wanted()))
-        self.end_clock()
+            deltas = self.feed(step_together([self], [self.wanted()], self._request.cancel))
+        self._stop_clock()
         if self._text is not None and any(delta := self._text.finish()):
             yield delta
-        return self.generation()
+        return self._generation()
+
+    def finish(self) -> Generation:
+        """The whole, for whoever wants no deltas; once it is :attr:`done`."""
+        self._stop_clock()
+        if self._text is not None:
+            self._text.finish()
+        return self._generation()
+
+    @property
+    def metrics(self) -> Metrics:
+        """Figures so far."""
+        return self._prefilled.metrics
 
     @property
     def done(self) -> bool:
@@ -140,8 +155,7 @@ class Decoding:
         self._stopped = self._text.stopped
         return [delta] if any(delta) else []
 
-    def generation(self) -> Generation:
-        """What was said."""
+    def _generation(self) -> Generation:
         text, reasoning = (self._text.text, self._text.reasoning) if self._text is not None else ("", "")
         if reasoning and not text and not self._stopped:
             self._prefilled.metrics.notes.append(
@@ -151,19 +165,30 @@ class Decoding:
         reason = "stop" if self._stopped else "length"
         return Generation(text, reasoning, self._ids, reason, self._prefilled.metrics)
 
-    def _step(self, tokens: list[int]) -> Tensor:
-        with self._hold.get().lock.hold(self._request.cancel), memory_errors("decoding"):
-            self._prefilled.metrics.decode_steps += 1
-            return self._steps.step([self.row], [tokens])
-
     def _start_clock(self) -> None:
         if not self._first_at:
             self._first_at = time.perf_counter()
             self._prefilled.metrics.ttft_seconds = self._first_at - self._request.started
 
-    def end_clock(self) -> None:
-        """No more tokens come."""
+    def _stop_clock(self) -> None:
         metrics, elapsed = self._prefilled.metrics, time.perf_counter() - self._first_at - self._away
         metrics.new_tokens = len(self._ids)
         if len(self._ids) > 1 and elapsed > 0:
             metrics.decode_tokens_per_second = (len(self._ids) - 1) / elapsed
+
+
+def step_together(
+    decodings: Sequence[Decoding], tokens: Sequence[Sequence[int]], cancel: threading.Event | None = None
+) -> Tensor:
+    """One step for the tokens that several generations of the same weights want: logits [T, vocab], one after another.
+
+    Raises:
+        Cancelled: ``cancel`` was set before it was these generations' turn at the model.
+        MemoryLimitError: there is no memory for it; none of these generations can go on.
+    """
+    first = decodings[0]
+    with first.hold.get().lock.hold(cancel), memory_errors("decoding"):
+        for decoding in decodings:
+            decoding.metrics.decode_steps += 1
+        logits: Tensor = first.steps.step([decoding.row for decoding in decodings], tokens)
+        return logits

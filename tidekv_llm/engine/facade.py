@@ -20,7 +20,8 @@ from tidekv_llm.documents.tokens import check_characters
 from tidekv_llm.engine.answers import Answer, AnswerStream, Generation, OnText, Stream
 from tidekv_llm.engine.limits import one_prompt
 from tidekv_llm.engine.run import Run
-from tidekv_llm.engine.session import Session
+from tidekv_llm.engine.session import TOGETHER, Session
+from tidekv_llm.engine.together import OnAnswer, Outcome
 from tidekv_llm.engine.weights import Hold, Weights, WeightsUser
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.models import load
@@ -190,6 +191,29 @@ class TideKV(WeightsUser):
         deltas = self._run().answer(documents, prompt, settled, Request(progress, cancel), self._prefix)
         return AnswerStream(deltas).drain(on_text, on_reasoning)
 
+    def ask_many(
+        self,
+        documents: Document | Sequence[Document],
+        questions: Sequence[str],
+        *,
+        together: int = TOGETHER,
+        instructions: str | None = None,
+        chat_template_kwargs: TemplateKwargs | None = None,
+        on_answer: OnAnswer | None = None,
+        progress: ProgressCallback | None = None,
+        cancel: threading.Event | Sequence[threading.Event | None] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> list[Outcome]:
+        """Answer several questions from the same documents, which are read once; see :meth:`Session.ask_many`.
+
+        Raises:
+            ContextOverflowError: the documents alone do not fit.
+            ConfigError: an option is unknown or impossible.
+        """
+        asked = {"together": together, "on_answer": on_answer, "progress": progress, "cancel": cancel}
+        with self.open(documents, instructions=instructions, chat_template_kwargs=chat_template_kwargs) as session:
+            return session.ask_many(questions, **asked, **options)  # type: ignore[arg-type]
+
     def generate(
         self,
         prompt: PromptInput,
@@ -278,21 +302,7 @@ class TideKV(WeightsUser):
         Raises:
             ConfigError: it is empty or none of the three, or the template does not take the messages.
         """
-        if _is_chat(prompt):
-            return chat_prompt(prompt, self._open().need_tokenizer(), chat_template_kwargs)  # type: ignore[arg-type]
-        if chat_template_kwargs is not None:
-            raise ConfigError("chat_template_kwargs needs a list of messages; no template is used for other prompts")
-        if isinstance(prompt, str):
-            if not prompt:
-                raise ConfigError("the prompt is empty; write at least one character")
-            check_characters(prompt)
-            return [int(token) for token in self._open().need_tokenizer()(prompt).input_ids]
-        if isinstance(prompt, Tensor):
-            return [int(token) for token in one_prompt(prompt)]
-        items = list(prompt) if isinstance(prompt, Sequence) else []
-        if items and all(isinstance(item, int) for item in items):
-            return [item for item in items if isinstance(item, int)]
-        raise ConfigError("a prompt is a string, a non-empty list of messages, or a non-empty list of token ids")
+        return _token_ids(prompt, self._open(), chat_template_kwargs)
 
     def open(
         self,
@@ -334,6 +344,24 @@ class TideKV(WeightsUser):
             limit_bytes=limit_bytes,
             chat_template_kwargs=chat_template_kwargs,
         )
+
+
+def _token_ids(prompt: PromptInput, weights: Weights, chat_template_kwargs: TemplateKwargs | None) -> list[int]:
+    if _is_chat(prompt):
+        return chat_prompt(prompt, weights.need_tokenizer(), chat_template_kwargs)  # type: ignore[arg-type]
+    if chat_template_kwargs is not None:
+        raise ConfigError("chat_template_kwargs needs a list of messages; no template is used for other prompts")
+    if isinstance(prompt, str):
+        if not prompt:
+            raise ConfigError("the prompt is empty; write at least one character")
+        check_characters(prompt)
+        return [int(token) for token in weights.need_tokenizer()(prompt).input_ids]
+    if isinstance(prompt, Tensor):
+        return [int(token) for token in one_prompt(prompt)]
+    items = list(prompt) if isinstance(prompt, Sequence) else []
+    if items and all(isinstance(item, int) for item in items):
+        return [item for item in items if isinstance(item, int)]
+    raise ConfigError("a prompt is a string, a non-empty list of messages, or a non-empty list of token ids")
 
 
 def _is_chat(prompt: PromptInput) -> bool:
