@@ -122,6 +122,9 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
         raise ConfigError(f"stop={stop!r} must be a string or a list of strings; leave it out for none")
     if not all(texts):
         raise ConfigError("a stop string is empty; leave it out")
+    for text in texts:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise ConfigError(f"stop string {text!r} holds half of a character; no model writes that")
     return tuple(texts)
 
 

@@ -98,3 +98,24 @@ def test_a_pdf_in_name_only_is_named_as_what_it_is(tmp_path, data, what):
             read(path)
         assert f"it holds {what}" in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def many_pages(tmp_path):
+    """A file whose list of pages alone takes longer than a hundredth of a second."""
+    path = tmp_path / "many.pdf"
+    path.write_bytes(write.document([write.stream(write.show([f"page {number}"])) for number in range(1, 1501)]))
+    return path
+
+
+@pytest.mark.usefixtures("no_other_reader")
+def test_a_file_that_opens_slowly_gets_the_time_that_is_left(many_pages):
+    document = Document.from_pdf(many_pages, pages="1,1500", limits=PdfLimits(page_seconds=0.01))
+    assert document.text == "page 1\fpage 1500"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pypdfium2") is None, reason="needs the extra preview")
+def test_the_other_reader_opens_it_and_is_named(many_pages):
+    document = Document.from_pdf(many_pages, pages="1,1500", limits=PdfLimits(page_seconds=0.01))
+    assert document.text == "page 1\fpage 1500"
+    assert any("pypdfium2" in warning for warning in document.warnings)

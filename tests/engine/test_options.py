@@ -43,6 +43,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stop": b"a"}, "stop=b'a' must be"),
     ({"stop": [""]}, "a stop string is empty"),
     ({"stop": ""}, "a stop string is empty"),
+    ({"stop": ["a", "b\ud83d"]}, r"stop string 'b\\ud83d' holds half of a character"),
     ({"max_tokens": 3}, "unknown option 'max_tokens'; the options are max_new_tokens, temperature"),
     ({"best_of": 2}, "unknown option 'best_of'"),
 ]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import logging
 import re
@@ -67,7 +66,7 @@ def main() -> int:
     except (MemoryError, ImportError):  # a library that cannot be mapped
         _send(output, kind="failed", reason="memory", text="")
     except _PageTimeout:
-        _send(output, kind="failed", reason="time", text="")
+        _send(output, kind="failed", reason="time", text=f"{time.process_time():.0f}")
     except RecursionError:
         _send(output, kind="failed", reason="damaged", text="its objects are nested too deeply")
     except Exception as error:  # any parser bug on hostile input ends as one plain message
@@ -87,12 +86,11 @@ def _read_document(request: dict[str, Any], output: BinaryIO) -> None:
     _treat_arabic_figures_alike()
     with open(request["path"], "rb") as file, pypdf.apply_configuration(**settings):
         try:
-            with _alarm(_patience(request)):
-                reader = _open(pypdf, file, request["password"])
-                total = len(reader.pages)
+            reader, total = _open(pypdf, file, request["password"], float(request["page_seconds"]))
         except _PageTimeout:
-            _read_with_pdfium(request, output)
-            return
+            if _read_with_pdfium(request, output):
+                return
+            reader, total = _open(pypdf, file, request["password"], _time_left(request))
         selected = _selected(request, total)
         _send(output, kind="start", pages=total, selected=len(selected))
         labels = _labels(reader, total, float(request["page_seconds"]), output)
@@ -120,18 +118,20 @@ def _figures_forward(text: str) -> str:
     return _ARABIC_NUMBER.sub(lambda match: match[0][::-1], text)
 
 
-def _patience(request: dict[str, Any]) -> float:
-    """CPU seconds for opening: few where another reader stands by, else all but a few."""
-    return float(request["page_seconds"]) if _has_pdfium() else _time_left(request)
-
-
 def _time_left(request: dict[str, Any]) -> float:
     """CPU seconds before the system ends the process, less what it takes to say so."""
     return max(0.1, 0.9 * float(request["cpu_seconds"]) - time.process_time())
 
 
-def _open(pypdf: Any, file: BinaryIO, password: str | None) -> Any:
-    """The reader, decrypted; the empty user password is tried before anyone is asked."""
+def _open(pypdf: Any, file: BinaryIO, password: str | None, seconds: float) -> tuple[Any, int]:
+    """The reader, decrypted, and how many pages there are."""
+    with _alarm(seconds):
+        reader = _decrypted(pypdf, file, password)
+        return reader, len(reader.pages)
+
+
+def _decrypted(pypdf: Any, file: BinaryIO, password: str | None) -> Any:
+    """The empty user password is tried before anyone is asked."""
     reader = pypdf.PdfReader(file)
     if not reader.is_encrypted:
         return reader
@@ -345,10 +345,6 @@ def safe_name(name: str) -> str:
 # --- the other reader --------------------------------------------------------------------------------------------
 
 
-def _has_pdfium() -> bool:
-    return importlib.util.find_spec("pypdfium2") is not None
-
-
 @contextlib.contextmanager
 def _pdfium(request: dict[str, Any]) -> Iterator[Any]:
     """The document in pypdfium2, or None where that is not installed or cannot open it."""
@@ -364,11 +360,11 @@ def _pdfium_text(document: Any, number: int) -> str:
     return str(document[number - 1].get_textpage().get_text_bounded())
 
 
-def _read_with_pdfium(request: dict[str, Any], output: BinaryIO) -> None:
-    """The whole document, where pypdf takes too long to open it."""
+def _read_with_pdfium(request: dict[str, Any], output: BinaryIO) -> bool:
+    """The whole document, where pypdf takes too long to open it; False where pypdfium2 cannot either."""
     with _pdfium(request) as document:
         if document is None:
-            raise _Failure("time", f"{time.process_time():.0f}")
+            return False
         total = len(document)
         selected = _selected(request, total)
         _send(output, kind="start", pages=total, selected=len(selected))
@@ -384,6 +380,7 @@ def _read_with_pdfium(request: dict[str, Any], output: BinaryIO) -> None:
             _send(output, kind="page", number=number, label=str(number), text=text, problem=problem, later=False)
     _send(output, kind="end")
     _send(output, kind="closed")
+    return True
 
 
 @contextlib.contextmanager
