@@ -204,12 +204,7 @@ class TideKV(WeightsUser):
         cancel: threading.Event | Sequence[threading.Event | None] | None = None,
         **options: Unpack[GenerationOptions],
     ) -> list[Outcome]:
-        """Answer several questions from the same documents, which are read once; see :meth:`Session.ask_many`.
-
-        Raises:
-            ContextOverflowError: the documents alone do not fit.
-            ConfigError: an option is unknown or impossible.
-        """
+        """Answer several questions from the same documents, which are read once; see :meth:`Session.ask_many`."""
         asked = {"together": together, "on_answer": on_answer, "progress": progress, "cancel": cancel}
         with self.open(documents, instructions=instructions, chat_template_kwargs=chat_template_kwargs) as session:
             return session.ask_many(questions, **asked, **options)  # type: ignore[arg-type]
@@ -258,11 +253,9 @@ class TideKV(WeightsUser):
         self, prompt: PromptInput, options: Settled, chat_template_kwargs: TemplateKwargs | None, request: Request
     ) -> Stream:
         run, ids = self._run(), self.encode(prompt, chat_template_kwargs)
-        if _is_chat(prompt):
-            options = options.stopping(self._open().turn_end.text)
-        return Stream(
-            run.generate(run.input(ids, request, reserve=options.max_new_tokens, prefix=self._prefix), options)
-        )
+        options = options.stopping(self._open().turn_end.text) if _is_chat(prompt) else options
+        given = run.input(ids, request, reserve=options.max_new_tokens, prefix=self._prefix)
+        return Stream(run.generate(given, options))
 
     def prefill(
         self,
