@@ -95,6 +95,7 @@ class Begun:
             prompt=self.prompt,
             evidence=self.evidence,
             page_strip_by_layer=self.kept,
+            logprobs=generation.logprobs,
         )
 
 
