@@ -27,6 +27,7 @@ from tidekv_llm.models import load
 from tidekv_llm.options import GenerationOptions, Settled, settle
 from tidekv_llm.prefixes.shared import SharedPrefix
 from tidekv_llm.request import ProgressCallback, Request
+from tidekv_llm.weights.dtypes import floating_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -46,10 +47,13 @@ class TideKV(WeightsUser):
         tokenizer: its tokenizer; without one, prompts are token ids and no text comes back.
         prefill: how the cache is built.
         context_window: most tokens, prompt and answer together; default: the model's own limit.
+        compute_dtype: what the layers compute in, one made ready at a time; default: what is fastest here for
+            weights as they are stored. The model itself stays as it is.
         name: what to call the model in messages.
 
     Raises:
         UnsupportedModelError: the self-check failed.
+        ConfigError: the compute dtype is unknown, or the weights are packed and compute as they are.
     """
 
     def __init__(
@@ -59,11 +63,13 @@ class TideKV(WeightsUser):
         *,
         prefill: PrefillConfig | None = None,
         context_window: int | None = None,
+        compute_dtype: str | torch.dtype | None = None,
         name: str | None = None,
     ) -> None:
         if context_window is not None:
             whole_number("context_window", context_window, least=1)
-        weights = Weights(model, tokenizer, name or type(model).__name__)
+        computing = None if compute_dtype is None else floating_dtype("compute_dtype", compute_dtype)
+        weights = Weights(model, tokenizer, name or type(model).__name__, computing)
         self._attach(Hold(weights), prefill or PrefillConfig(), context_window or weights.trained_window, ())
 
     @classmethod
@@ -74,6 +80,7 @@ class TideKV(WeightsUser):
         prefill: PrefillConfig | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
+        compute_dtype: str | torch.dtype | None = None,
         context_window: int | None = None,
         load_progress: Any = None,
         **transformers_options: Any,
@@ -82,8 +89,10 @@ class TideKV(WeightsUser):
 
         Raises:
             ModelError: it cannot be had, is unsafe or unsupported.
-            ConfigError: dtype, device or context window are impossible.
+            ConfigError: a dtype, the device or the context window are impossible.
         """
+        if compute_dtype is not None:
+            floating_dtype("compute_dtype", compute_dtype)  # before anything is read
         loaded = load(
             name_or_path,
             device=device,
@@ -97,6 +106,7 @@ class TideKV(WeightsUser):
             loaded.tokenizer,
             prefill=prefill,
             context_window=loaded.context_window,
+            compute_dtype=compute_dtype,
             name=loaded.name,
         )
         if loaded.rope_note:
@@ -278,21 +288,7 @@ class TideKV(WeightsUser):
         Raises:
             ConfigError: it is empty or none of the three, or the template does not take the messages.
         """
-        if _is_chat(prompt):
-            return chat_prompt(prompt, self._open().need_tokenizer(), chat_template_kwargs)  # type: ignore[arg-type]
-        if chat_template_kwargs is not None:
-            raise ConfigError("chat_template_kwargs needs a list of messages; no template is used for other prompts")
-        if isinstance(prompt, str):
-            if not prompt:
-                raise ConfigError("the prompt is empty; write at least one character")
-            check_characters(prompt)
-            return [int(token) for token in self._open().need_tokenizer()(prompt).input_ids]
-        if isinstance(prompt, Tensor):
-            return [int(token) for token in one_prompt(prompt)]
-        items = list(prompt) if isinstance(prompt, Sequence) else []
-        if items and all(isinstance(item, int) for item in items):
-            return [item for item in items if isinstance(item, int)]
-        raise ConfigError("a prompt is a string, a non-empty list of messages, or a non-empty list of token ids")
+        return _encode(prompt, self._open(), chat_template_kwargs)
 
     def open(
         self,
@@ -334,6 +330,24 @@ class TideKV(WeightsUser):
             limit_bytes=limit_bytes,
             chat_template_kwargs=chat_template_kwargs,
         )
+
+
+def _encode(prompt: PromptInput, weights: Weights, chat_template_kwargs: TemplateKwargs | None) -> list[int]:
+    if _is_chat(prompt):
+        return chat_prompt(prompt, weights.need_tokenizer(), chat_template_kwargs)  # type: ignore[arg-type]
+    if chat_template_kwargs is not None:
+        raise ConfigError("chat_template_kwargs needs a list of messages; no template is used for other prompts")
+    if isinstance(prompt, str):
+        if not prompt:
+            raise ConfigError("the prompt is empty; write at least one character")
+        check_characters(prompt)
+        return [int(token) for token in weights.need_tokenizer()(prompt).input_ids]
+    if isinstance(prompt, Tensor):
+        return [int(token) for token in one_prompt(prompt)]
+    items = list(prompt) if isinstance(prompt, Sequence) else []
+    if items and all(isinstance(item, int) for item in items):
+        return [item for item in items if isinstance(item, int)]
+    raise ConfigError("a prompt is a string, a non-empty list of messages, or a non-empty list of token ids")
 
 
 def _is_chat(prompt: PromptInput) -> bool:
