@@ -26,3 +26,10 @@ def embedded_model_path() -> Path:
     from tidekv_llm.models.embedded import ensure_embedded
 
     return ensure_embedded()
+
+
+@pytest.fixture
+def one_token_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No drafts, for models whose logits follow a script call by call."""
+    monkeypatch.setattr("tidekv_llm.options.DEFAULT_DRAFTS", 0)
+    monkeypatch.setattr("tidekv_llm.service.requests.DEFAULT_DRAFTS", 0)

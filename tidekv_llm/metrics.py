@@ -18,6 +18,9 @@ class Metrics:
         prefill_seconds: building the cache, compression included.
         compress_seconds: scoring, selection and gathering.
         decode_tokens_per_second: rate of the tokens after the first; 0 when there were none.
+        decode_steps: steps of the model after the prefill.
+        drafted_tokens: tokens that the document suggested, checked in those steps.
+        accepted_tokens: those of them that the model would have said itself.
         chunk_size: C that was used.
         kept_tokens: positions in the fullest layer after prefill.
         cache_bytes: keys and values kept, after prefill.
@@ -39,6 +42,9 @@ class Metrics:
     prefill_seconds: float = 0.0
     compress_seconds: float = 0.0
     decode_tokens_per_second: float = 0.0
+    decode_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     chunk_size: int = 0
     kept_tokens: int = 0
     cache_bytes: int = 0
@@ -50,6 +56,11 @@ class Metrics:
     schedule: str = ""
     attention: str = ""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def accepted_tokens_per_step(self) -> float:
+        """How many drafted tokens a step let through on average; 0 without steps."""
+        return self.accepted_tokens / self.decode_steps if self.decode_steps else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain numbers, strings, lists and dicts: JSON as it stands."""

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 from tidekv_llm.config import whole_number
 from tidekv_llm.errors import ConfigError
 
+DEFAULT_DRAFTS = 16
 # What a torch generator takes.
 _LEAST_SEED, _GREATEST_SEED = -(2**63), 2**64 - 1
 
@@ -27,6 +28,8 @@ class GenerationOptions(TypedDict, total=False):
         top_k: draw from that many most likely tokens; 0, the default, keeps all.
         stop: strings at whose first occurrence the text is cut.
         seed: makes sampling repeatable; None, the default, draws a fresh one.
+        drafts: most tokens that the document's own wording may suggest per step, which one step checks; 0 for none.
+            It changes no text, only how fast quotations come.
     """
 
     max_new_tokens: int
@@ -35,6 +38,7 @@ class GenerationOptions(TypedDict, total=False):
     top_k: int
     stop: str | Sequence[str]
     seed: int | None
+    drafts: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +82,14 @@ class Settled:
         sampling: how they are drawn.
         stop: strings at whose first occurrence the text is cut.
         ignore_eos: go on past the end of sequence, to exactly ``max_new_tokens``.
+        drafts: most tokens that are drafted per step; 0 for none.
     """
 
     max_new_tokens: int
     sampling: Sampling
     stop: tuple[str, ...]
     ignore_eos: bool
+    drafts: int = 0
 
     def stopping(self, *texts: str) -> Settled:
         """The same, and these texts end the answer as well."""
@@ -104,7 +110,10 @@ def settle(options: GenerationOptions, *, ignore_eos: bool = False) -> Settled:
     max_new_tokens = given.pop("max_new_tokens", 256)
     whole_number("max_new_tokens", max_new_tokens, least=1)
     stop = _stop_strings(given.pop("stop", ()))
-    return Settled(max_new_tokens, Sampling(**given), stop, ignore_eos)
+    drafts = given.pop("drafts", DEFAULT_DRAFTS)
+    if not _is_whole(drafts) or drafts < 0:
+        raise ConfigError(f"drafts={drafts!r} must be a whole number of at least 0; 0 drafts nothing")
+    return Settled(max_new_tokens, Sampling(**given), stop, ignore_eos, int(drafts))
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:

@@ -33,6 +33,9 @@ class TideKVFields(BaseModel):
     top_k: int = Field(default=0, ge=0, description="Sample among so many tokens; 0 for all.")
     stop: list[str] = Field(default_factory=list, description="Strings before which the text is cut.")
     seed: int | None = Field(default=None, description="Makes sampling repeatable.")
+    drafts: int | None = Field(
+        default=None, ge=0, description="Most tokens that the document may suggest per step; default: 16, 0 for none."
+    )
     context_window: int | None = Field(default=None, gt=0, description="Tokens; default: the model's own.")
     prefill: Any = Field(default=None, description="A PrefillConfig; its options may be given flat instead.")
     prefix_cache_bytes: int | None = Field(
@@ -132,7 +135,7 @@ class TideKVFields(BaseModel):
 
     def sampling_fields(self) -> dict[str, Any]:
         """The fields that a call can change."""
-        names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "chat_template_kwargs")
+        names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "drafts", "stop", "chat_template_kwargs")
         return {name: getattr(self, name) for name in names}
 
     def identity(self) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from tidekv_llm.attention import AttentionDispatch
 from tidekv_llm.decode.loop import DecodeAdapter, decode_tokens
 from tidekv_llm.hf import Decoder
 
+pytestmark = pytest.mark.usefixtures("one_token_a_step")
+
 BYTES = 3 + 256
 EOS = 2
 

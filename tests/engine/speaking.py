@@ -32,7 +32,10 @@ def speaker_tokenizer(template: str | None, special: tuple[str, ...] = (), added
 
 
 class Script:
-    """Logits that make the model say one token after the other; it begins anew with every prompt."""
+    """Logits that make the model say one token after the other; it begins anew with every prompt.
+
+    A call is a step of one token: drafts must be off (the fixture ``one_token_a_step``).
+    """
 
     def __init__(self, tokens: list[int], vocabulary: int) -> None:
         self.tokens, self.vocabulary, self.said = tokens, vocabulary, 0

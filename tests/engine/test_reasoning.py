@@ -11,6 +11,8 @@ from tidekv_llm import Document
 from tidekv_llm.decode.reasoning import ReasoningFormat
 from tidekv_llm.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("one_token_a_step")
+
 HELLO = [{"role": "user", "content": "Hello"}]
 NO_THINKING = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 QWEN = CHATML.replace("assistant\n", f"assistant\n{NO_THINKING}")

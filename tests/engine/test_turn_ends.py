@@ -10,6 +10,8 @@ from tests.engine.speaking import CHATML, speaking
 from tidekv_llm import Document
 from tidekv_llm.documents.template import TurnEnd, turn_end
 
+pytestmark = pytest.mark.usefixtures("one_token_a_step")
+
 HELLO = [{"role": "user", "content": "Hello"}]
 TOWER = Document.from_pages(["The tower holds 7400 litres.", "The pump was built in 1912."], "tower.txt")
 GEMMA = (

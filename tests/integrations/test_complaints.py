@@ -22,6 +22,7 @@ import pytest
 from tests.integrations.frameworks import Framework
 from tests.integrations.tiny import WINDOW, save_tiny_chat, tiny_tokenizer
 from tests.integrations.worker import HANG, Worker, finish
+from tidekv_llm.decode.plain import PlainDecoder
 from tidekv_llm.engine import TideKV
 from tidekv_llm.engine.run import Run
 from tidekv_llm.errors import ClosedError
@@ -208,6 +209,7 @@ def test_10_event_loop_ticks_during_load_and_prefill(
 
     monkeypatch.setattr(TideKV, "from_pretrained", until_the_loop_turns(TideKV.from_pretrained))
     monkeypatch.setattr(Decoder, "run_layer", until_the_loop_turns(Decoder.run_layer))
+    monkeypatch.setattr(PlainDecoder, "step", until_the_loop_turns(PlainDecoder.step))
     with framework.make(tiny) as llm:
         asyncio.run(run())
     assert held == [True] * 5

@@ -9,6 +9,7 @@ import pytest
 
 from tidekv_llm.documents.loaded import LoadedItem, corpus_of
 from tidekv_llm.errors import ConfigError, ContextOverflowError, NoTextError
+from tidekv_llm.options import DEFAULT_DRAFTS
 from tidekv_llm.service import (
     DocumentRequest,
     EngineHandle,
@@ -27,6 +28,7 @@ OPTIONS: dict[str, Any] = {
 def test_options_of_object_and_call() -> None:
     assert call_options({**OPTIONS, "stop": ["a"]}, ["b", "a"], {"max_tokens": None, "top_k": 5}).generation == {
         "temperature": 0.0, "top_p": 1.0, "top_k": 5, "seed": None, "max_new_tokens": 8, "stop": ("a", "b"),
+        "drafts": DEFAULT_DRAFTS,
     }  # fmt: skip
     with pytest.raises(ConfigError, match="the same option"):
         call_options(OPTIONS, None, {"max_tokens": 1, "max_new_tokens": 1})

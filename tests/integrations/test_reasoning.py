@@ -22,6 +22,8 @@ from tests.engine.speaking import CHATML, begin_again, speaking
 from tidekv_llm import TideKV
 from tidekv_llm.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("one_token_a_step")
+
 THOUGHT, ANSWER = "So many metres.", "It is 41."
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 

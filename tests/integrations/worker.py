@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from tidekv_llm.decode.plain import PlainDecoder
 from tidekv_llm.hf import Decoder
 
 HANG = 300.0  # seconds that only a deadlock takes
 
 
 class Worker:
-    """Counts how often any model runs a layer over a chunk, and can stop the worker at a certain run.
+    """Counts how often any model runs a layer over a chunk, or a decode step, and can stop the worker at a certain run.
 
     Attributes:
         runs: since :meth:`reset`.
@@ -25,16 +26,19 @@ class Worker:
         self.runs = 0
         self._hold_at: int | None = None
         self._arrived, self._go = threading.Event(), threading.Event()
-        real = Decoder.run_layer
 
-        def run_layer(*given: Any, **named: Any) -> Any:
-            self.runs += 1
-            if self.runs == self._hold_at:
-                self._arrived.set()
-                assert self._go.wait(HANG), "nobody let the worker go on"
-            return real(*given, **named)
+        def counted(real: Any) -> Any:
+            def run(*given: Any, **named: Any) -> Any:
+                self.runs += 1
+                if self.runs == self._hold_at:
+                    self._arrived.set()
+                    assert self._go.wait(HANG), "nobody let the worker go on"
+                return real(*given, **named)
 
-        monkeypatch.setattr(Decoder, "run_layer", run_layer)
+            return run
+
+        monkeypatch.setattr(Decoder, "run_layer", counted(Decoder.run_layer))
+        monkeypatch.setattr(PlainDecoder, "step", counted(PlainDecoder.step))
 
     @contextmanager
     def held(self, at: int = 1) -> Iterator[None]:

@@ -88,7 +88,7 @@ def _engine(llm: TideKV, prompt: list[int], new_tokens: int) -> dict[str, Any]:
     with before:
         resident = before.report().before_bytes
     # Past any end of sequence, so that every method decodes equally many tokens.
-    generation = llm.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
+    generation = llm.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True, drafts=0)
     metrics = generation.metrics
     return {
         "ttft_seconds": metrics.ttft_seconds,

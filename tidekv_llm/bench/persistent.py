@@ -78,7 +78,9 @@ def serve_requests(llm: Any, prompts: list[list[int]], requests: int, new_tokens
     # Their memory is taken, and touched, before the first request: the figures must not be what grows.
     after, peaks = np.full(requests, -1), np.full(requests, -1)
     for number in range(requests):
-        metrics = llm.generate(prompts[number % len(prompts)], max_new_tokens=new_tokens, ignore_eos=True).metrics
+        metrics = llm.generate(
+            prompts[number % len(prompts)], max_new_tokens=new_tokens, ignore_eos=True, drafts=0
+        ).metrics
         peaks[number] = metrics.construction_peak_bytes
         after[number] = _held_bytes()
     return {"after_bytes": after.tolist(), "peak_bytes": peaks.tolist()}

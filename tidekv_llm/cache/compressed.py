@@ -59,6 +59,11 @@ class CompressedCache(Cache):
         for layer in self.layers:
             layer.reserve(count)
 
+    def rollback(self, count: int) -> None:
+        """Forget the newest ``count`` decoded tokens in every layer."""
+        for layer in self.layers:
+            layer.rollback(count)
+
     def save(self, path: str | os.PathLike[str], owner: CacheOwner) -> None:
         """Write the cache to one safetensors file, readable by the user alone.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.text import Text
 
@@ -83,6 +83,12 @@ class AskConsole:
         sys.stdout.write(literal(delta if self._answer_begun else f"\n{delta}"))
         sys.stdout.flush()
         self._answer_begun = True
+
+    def line(self, value: dict[str, Any]) -> None:
+        """One of several answers, a line of JSON."""
+        self._bars.stop()
+        print_json(value)
+        sys.stdout.flush()
 
     def show(self, answer: Answer, documents: Sequence[Document], model: str) -> None:
         """What follows the answer's text: citations, warnings and figures."""

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from tidekv_llm.arguments import chunk_size, whole_number
 from tidekv_llm.cli.answers import AskConsole
+from tidekv_llm.cli.questions import AnswerLines, read_lines
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import ConfigError, ContextOverflowError
+from tidekv_llm.options import DEFAULT_DRAFTS, settle
 
 if TYPE_CHECKING:
     from tidekv_llm.documents import Document
@@ -22,13 +24,22 @@ def add_command(commands: Any) -> None:
     ask = commands.add_parser(
         "ask",
         help="answer a question from whole documents",
+        usage="tidekv ask [options] FILE [FILE ...] QUESTION, or [options] --questions FILE FILE [FILE ...]",
         description="Answer a question from whole PDF, text or Markdown files, with page citations.",
     )
-    ask.add_argument("files", nargs="+", metavar="FILE", help="documents, read whole")
-    ask.add_argument("question", metavar="QUESTION", help="what you want to know")
+    ask.add_argument("files", nargs="+", metavar="FILE", help="documents, read whole; last comes the question")
+    ask.add_argument(
+        "--questions", metavar="FILE", help="answer every line of a file instead (- for standard input), as JSON lines"
+    )
     ask.add_argument("--model", default=DEFAULT_MODEL, help="alias, hub id, folder or GGUF file (default: %(default)s)")
     _add_prefill_arguments(ask)
     ask.add_argument("--max-new-tokens", type=whole_number, default=128, help="longest answer (default: %(default)s)")
+    ask.add_argument(
+        "--drafts",
+        type=whole_number,
+        default=DEFAULT_DRAFTS,
+        help="most tokens that the documents may suggest per step, 0 for none (default: %(default)s)",
+    )
     ask.add_argument(
         "--context-window", type=whole_number, help="most tokens, prompt and answer (default: the model's own)"
     )
@@ -59,7 +70,8 @@ def _add_prefill_arguments(ask: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read, load, ask and print."""
-    _check(options)
+    questions = _questions(options)
+    _check(options, questions)
     config = PrefillConfig(
         kept_tokens=options.kept_tokens,
         chunk_size=options.chunk_size,
@@ -78,16 +90,29 @@ def run(options: argparse.Namespace) -> int:
             context_window=options.context_window,
             load_progress=console.loading,
         ) as llm:
+            if options.questions is not None:
+                return _ask_many(llm, documents, questions, options, console)
             ask = _ask_once if options.session is None else _ask_session
             answer = ask(llm, documents, options, console)
             console.show(answer, documents, llm.name)
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
+def _questions(options: argparse.Namespace) -> list[str]:
+    """What is asked: the lines of a file, or the last argument, which is no file then."""
+    if options.questions is not None:
+        return read_lines(options.questions)
+    if len(options.files) < 2:
+        raise ConfigError(f"{options.files[0]!r} is the only argument; give one file or more, then the question")
+    options.question = options.files.pop()
+    return [options.question]
+
+
+def _check(options: argparse.Namespace, questions: list[str]) -> None:
     """What is wrong with the command is told before anything is read."""
-    if not options.question.strip():
+    if not all(question.strip() for question in questions):
         raise ConfigError("the question is empty; write what you want to know")
+    settle({"max_new_tokens": options.max_new_tokens, "drafts": options.drafts})
     if options.independent and options.session is None:
         raise ConfigError("--independent needs --session; without one every question is independent")
     if options.session is not None:
@@ -110,6 +135,7 @@ def _ask_once(llm: TideKV, documents: list[Document], options: argparse.Namespac
         documents,
         options.question,
         max_new_tokens=options.max_new_tokens,
+        drafts=options.drafts,
         on_text=console.text,
         on_reasoning=console.reasoning,
         progress=console.prefilling,
@@ -130,6 +156,7 @@ def _ask_session(llm: TideKV, documents: list[Document], options: argparse.Names
                 options.question,
                 remember=not options.independent,
                 max_new_tokens=options.max_new_tokens,
+                drafts=options.drafts,
                 on_text=console.text,
                 on_reasoning=console.reasoning,
                 progress=console.prefilling,
@@ -142,3 +169,20 @@ def _ask_session(llm: TideKV, documents: list[Document], options: argparse.Names
         if not options.independent:
             Conversation(session.fingerprint, session.history).save(folder)
     return answer
+
+
+def _ask_many(
+    llm: TideKV, documents: list[Document], questions: list[str], options: argparse.Namespace, console: AskConsole
+) -> int:
+    """All questions, independent of each other; 1 if one of them has no answer."""
+    lines = AnswerLines(questions, console)
+    store = "memory" if options.session is None else "disk"
+    with llm.open(documents, store=store, name=options.session) as session:
+        session.ask_many(
+            questions,
+            on_answer=lines.add,
+            progress=console.prefilling,
+            max_new_tokens=options.max_new_tokens,
+            drafts=options.drafts,
+        )
+    return lines.failed

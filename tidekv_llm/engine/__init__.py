@@ -4,6 +4,7 @@ facade.py     TideKV, the object that users hold
 session.py    documents that stay open for several questions
 run.py        the path from token ids to an answer: read this first
 decoding.py   one request's decode loop
+together.py   many questions, their answers decoded as one batch
 weights.py    the model in memory, shared and let go
 answers.py    what comes back
 """

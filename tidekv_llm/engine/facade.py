@@ -20,7 +20,8 @@ from tidekv_llm.documents.tokens import check_characters
 from tidekv_llm.engine.answers import Answer, AnswerStream, Generation, OnText, Stream
 from tidekv_llm.engine.limits import one_prompt
 from tidekv_llm.engine.run import Run
-from tidekv_llm.engine.session import Session
+from tidekv_llm.engine.session import TOGETHER, Session
+from tidekv_llm.engine.together import OnAnswer, Outcome
 from tidekv_llm.engine.weights import Hold, Weights, WeightsUser
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.models import load
@@ -200,6 +201,24 @@ class TideKV(WeightsUser):
         deltas = self._run().answer(documents, prompt, settled, Request(progress, cancel), self._prefix)
         return AnswerStream(deltas).drain(on_text, on_reasoning)
 
+    def ask_many(
+        self,
+        documents: Document | Sequence[Document],
+        questions: Sequence[str],
+        *,
+        together: int = TOGETHER,
+        instructions: str | None = None,
+        chat_template_kwargs: TemplateKwargs | None = None,
+        on_answer: OnAnswer | None = None,
+        progress: ProgressCallback | None = None,
+        cancel: threading.Event | Sequence[threading.Event | None] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> list[Outcome]:
+        """Answer several questions from the same documents, which are read once; see :meth:`Session.ask_many`."""
+        asked = {"together": together, "on_answer": on_answer, "progress": progress, "cancel": cancel}
+        with self.open(documents, instructions=instructions, chat_template_kwargs=chat_template_kwargs) as session:
+            return session.ask_many(questions, **asked, **options)  # type: ignore[arg-type]
+
     def generate(
         self,
         prompt: PromptInput,
@@ -244,11 +263,9 @@ class TideKV(WeightsUser):
         self, prompt: PromptInput, options: Settled, chat_template_kwargs: TemplateKwargs | None, request: Request
     ) -> Stream:
         run, ids = self._run(), self.encode(prompt, chat_template_kwargs)
-        if _is_chat(prompt):
-            options = options.stopping(self._open().turn_end.text)
-        return Stream(
-            run.generate(run.input(ids, request, reserve=options.max_new_tokens, prefix=self._prefix), options)
-        )
+        options = options.stopping(self._open().turn_end.text) if _is_chat(prompt) else options
+        given = run.input(ids, request, reserve=options.max_new_tokens, prefix=self._prefix)
+        return Stream(run.generate(given, options))
 
     def prefill(
         self,
@@ -288,7 +305,7 @@ class TideKV(WeightsUser):
         Raises:
             ConfigError: it is empty or none of the three, or the template does not take the messages.
         """
-        return _encode(prompt, self._open(), chat_template_kwargs)
+        return _token_ids(prompt, self._open(), chat_template_kwargs)
 
     def open(
         self,
@@ -332,7 +349,7 @@ class TideKV(WeightsUser):
         )
 
 
-def _encode(prompt: PromptInput, weights: Weights, chat_template_kwargs: TemplateKwargs | None) -> list[int]:
+def _token_ids(prompt: PromptInput, weights: Weights, chat_template_kwargs: TemplateKwargs | None) -> list[int]:
     if _is_chat(prompt):
         return chat_prompt(prompt, weights.need_tokenizer(), chat_template_kwargs)  # type: ignore[arg-type]
     if chat_template_kwargs is not None:

@@ -65,6 +65,40 @@ class RunInput:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """A question whose prompt was read.
+
+    Attributes:
+        documents: what it is about.
+        prompt: how it was put.
+        evidence: see :class:`Answer`.
+        kept: kept positions per page, one row per layer.
+        decoding: gives the answer's text.
+    """
+
+    documents: tuple[Document, ...]
+    prompt: Prompt
+    evidence: Tensor | None
+    kept: tuple[tuple[int, ...], ...]
+    decoding: Decoding
+
+    def answer(self, generation: Generation) -> Answer:
+        """The answer with its pages."""
+        return Answer(
+            text=generation.text,
+            reasoning=generation.reasoning,
+            citations=cite_pages(generation.text, self.prompt, self.documents, self.evidence),
+            metrics=generation.metrics,
+            prompt_tokens=len(self.prompt.token_ids),
+            finish_reason=generation.finish_reason,
+            warnings=self.prompt.warnings,
+            prompt=self.prompt,
+            evidence=self.evidence,
+            page_strip_by_layer=self.kept,
+        )
+
+
+@dataclass(frozen=True)
 class Run:
     """How prompts are run.
 
@@ -115,6 +149,19 @@ class Run:
         prefix: PrefixCache | None = None,
     ) -> Deltas[Answer]:
         """Yield text deltas of an answer, return the whole with its citations."""
+        begun = self.begin(documents, prompt, options, request, prefix)
+        generation = yield from begun.decoding.run()
+        return begun.answer(generation)
+
+    def begin(
+        self,
+        documents: Sequence[Document],
+        prompt: Prompt,
+        options: Settled,
+        request: Request,
+        prefix: PrefixCache | None = None,
+    ) -> Begun:
+        """Read a prompt; its answer can be decoded then."""
         given = self.input(
             prompt.token_ids,
             request,
@@ -124,19 +171,8 @@ class Run:
         )
         prefilled = self.prefill(given)
         kept = kept_per_page(prefilled.cache, prompt.spans, self.hold.get().decoder.num_kv_heads)
-        generation = yield from self.decode(given, prefilled, options.stopping(*prompt.stop))
-        return Answer(
-            text=generation.text,
-            reasoning=generation.reasoning,
-            citations=cite_pages(generation.text, prompt, documents, prefilled.evidence),
-            metrics=generation.metrics,
-            prompt_tokens=len(prompt.token_ids),
-            finish_reason=generation.finish_reason,
-            warnings=prompt.warnings,
-            prompt=prompt,
-            evidence=prefilled.evidence,
-            page_strip_by_layer=kept,
-        )
+        decoding = self.decoding(given, prefilled, options.stopping(*prompt.stop))
+        return Begun(tuple(documents), prompt, prefilled.evidence, kept, decoding)
 
     def generate(self, prompt: RunInput, options: Settled) -> Deltas[Generation]:
         """Yield text deltas, return the whole."""
@@ -144,8 +180,11 @@ class Run:
 
     def decode(self, prompt: RunInput, prefilled: Prefilled, options: Settled) -> Deltas[Generation]:
         """Yield deltas from a prompt's cache, return the whole."""
-        attention = self.config.attention
-        return (yield from Decoding(self.hold, prompt.ids, prefilled, attention, options, prompt.request).run())
+        return (yield from self.decoding(prompt, prefilled, options).run())
+
+    def decoding(self, prompt: RunInput, prefilled: Prefilled, options: Settled) -> Decoding:
+        """A generation from a prompt's cache."""
+        return Decoding(self.hold, prompt.ids, prefilled, self.config.attention, options, prompt.request)
 
     # --- prefill ----------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ more than one full layer.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from tidekv_llm.config import AUTO_CHUNK, whole_number
 from tidekv_llm.documents import DEFAULT_INSTRUCTIONS, Document, DocumentLayout, lay_out
 from tidekv_llm.engine.answers import Answer, AnswerStream, Deltas, OnText
 from tidekv_llm.engine.session_prefix import SessionPrefix
+from tidekv_llm.engine.together import OnAnswer, Outcome, answer_together
 from tidekv_llm.errors import ClosedError, ConfigError
 from tidekv_llm.options import GenerationOptions, settle
 from tidekv_llm.planner import CHUNK_SIZES
@@ -28,9 +30,12 @@ from tidekv_llm.request import ProgressCallback, Request
 if TYPE_CHECKING:
     from tidekv_llm.documents.prompt import HistoryTurn
     from tidekv_llm.documents.template import TemplateKwargs
-    from tidekv_llm.engine.run import Run
+    from tidekv_llm.engine.run import Begun, Run
+    from tidekv_llm.options import Settled
 
 STORES = ("memory", "disk")
+# Answers decoded as one batch: the linear maps of eight cost little more than those of one.
+TOGETHER = 8
 
 
 class Session:
@@ -149,6 +154,63 @@ class Session:
         )
         deltas = self._run.answer(self._documents, prompt, settled, Request(progress, cancel), self._prefix)
         return AnswerStream(self._remembering(question, deltas) if remember else deltas)
+
+    def ask_many(
+        self,
+        questions: Sequence[str],
+        *,
+        together: int = TOGETHER,
+        on_answer: OnAnswer | None = None,
+        progress: ProgressCallback | None = None,
+        cancel: threading.Event | Sequence[threading.Event | None] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> list[Outcome]:
+        """Answer questions that know nothing of each other; their answers are decoded as one batch.
+
+        Each gets the answer that :meth:`ask` with ``remember=False`` gives (in float32 the same text; in 16 bits the
+        rounding of a batch can turn a near tie).
+
+        Args:
+            questions: what the user wants to know.
+            together: most answers, and so caches, at a time.
+            on_answer: called with a question's number and its outcome as it comes.
+            progress: called after every chunk step of the prefills.
+            cancel: set it to stop them all; a list has one, or None, for each question.
+            **options: length, sampling and stops, the same for all.
+
+        Returns:
+            For each question its answer, or the :class:`TideKVError` that stopped it, in the order of asking.
+
+        Raises:
+            ConfigError: an option is unknown or impossible.
+            ClosedError: the session was closed.
+        """
+        self._check_open()
+        settled = settle(options)
+        whole_number("together", together, least=1)
+        if isinstance(questions, str):
+            raise ConfigError(f"questions={questions!r} must be a list of strings; ask() takes a single one")
+        cancels = list(cancel) if isinstance(cancel, Sequence) else [cancel] * len(questions)
+        if len(cancels) != len(questions):
+            raise ConfigError(f"cancel has {len(cancels)} events for {len(questions)} questions; give one for each")
+        outcomes: dict[int, Outcome] = {}
+
+        def tell(number: int, outcome: Outcome) -> None:
+            outcomes[number] = outcome
+            if on_answer is not None:
+                on_answer(number, outcome)
+
+        starts = [
+            functools.partial(self._begin, question, settled, Request(progress, event))
+            for question, event in zip(questions, cancels, strict=True)
+        ]
+        answer_together(starts, together, tell)
+        return [outcomes[number] for number in range(len(questions))]
+
+    def _begin(self, question: str, options: Settled, request: Request) -> Begun:
+        reserve = options.max_new_tokens
+        prompt = self._layout.prompt(question, (), limit=self._run.window, answer_reserve=reserve)
+        return self._run.begin(self._documents, prompt, options, request, self._prefix)
 
     def ingest(self, *, progress: ProgressCallback | None = None, cancel: threading.Event | None = None) -> None:
         """Read the documents now, so that the first question is as quick as the later ones.

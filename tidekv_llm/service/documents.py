@@ -17,11 +17,13 @@ from tidekv_llm.decode.reasoning import Delta
 from tidekv_llm.documents import DEFAULT_INSTRUCTIONS, Citation, Document, PageSpan, build_prompt
 from tidekv_llm.documents.loaded import Corpus
 from tidekv_llm.documents.ranking import Place, fill_room, only_pages, ranked_pages
-from tidekv_llm.errors import ConfigError, ContextOverflowError
+from tidekv_llm.errors import ConfigError, ContextOverflowError, TideKVError
+from tidekv_llm.service.joining import JoinableCall, Tell, Waiter
 from tidekv_llm.service.requests import CallOptions, Emit, ModelCall, Reply
 
 if TYPE_CHECKING:
-    from tidekv_llm.engine import TideKV
+    from tidekv_llm.engine import Answer, TideKV
+    from tidekv_llm.engine.together import Outcome
 
 Overflow = Literal["error", "retrieve"]
 
@@ -72,8 +74,20 @@ class DocumentRequest:
 
 def document_call(request: DocumentRequest, options: CallOptions) -> ModelCall:
     """Answer from whole documents; the Reply's ``extra`` has ``citations``, ``pages`` and ``warnings``."""
+    return _DocumentCall(request, options)
 
-    def call(engine: TideKV, emit: Emit, cancel: threading.Event) -> Reply:
+
+class _DocumentCall(JoinableCall):
+    """A question about documents; those about the same ones without a history can be answered together."""
+
+    def __init__(self, request: DocumentRequest, options: CallOptions) -> None:
+        self.request, self.options = request, options
+        corpus = request.corpus
+        same = (corpus.documents, corpus.sources, request.instructions, request.overflow, request.order, options)
+        self.key = None if request.history else hashlib.sha256(repr(same).encode()).hexdigest()
+
+    def __call__(self, engine: TideKV, emit: Emit, cancel: threading.Event) -> Reply:
+        request, options = self.request, self.options
         chosen = _choose_pages(engine, request, options)
         answer = engine.ask(
             chosen.documents,
@@ -86,14 +100,42 @@ def document_call(request: DocumentRequest, options: CallOptions) -> ModelCall:
             cancel=cancel,
             **options.generation,
         )
+        return self._reply(answer, chosen, engine)
+
+    def together(self, engine: TideKV, places: Sequence[Waiter], tell: Tell) -> None:
+        joined: list[tuple[int, _Chosen]] = []
+        for number, place in enumerate(places):
+            try:
+                chosen = _choose_pages(engine, place.call.request, self.options)
+                if chosen.documents == self.request.corpus.documents:
+                    joined.append((number, chosen))
+                else:  # its pages are its own
+                    tell(number, place.call(engine, lambda delta: None, place.cancel))
+            except TideKVError as error:
+                tell(number, error)
+
+        def on_answer(at: int, outcome: Outcome) -> None:
+            number, chosen = joined[at]
+            tell(number, outcome if isinstance(outcome, TideKVError) else self._reply(outcome, chosen, engine))
+
+        if joined:
+            engine.ask_many(
+                self.request.corpus.documents,
+                [places[number].call.request.question for number, _ in joined],
+                instructions=self.request.instructions,
+                chat_template_kwargs=self.options.chat_template_kwargs,
+                cancel=[places[number].cancel for number, _ in joined],
+                on_answer=on_answer,
+                **self.options.generation,
+            )
+
+    def _reply(self, answer: Answer, chosen: _Chosen, engine: TideKV) -> Reply:
         extra = {
-            "citations": [_citation(citation, request.corpus) for citation in answer.citations],
+            "citations": [_citation(citation, self.request.corpus) for citation in answer.citations],
             "pages": chosen.report,
             "warnings": list(answer.warnings),
         }
         return Reply(answer.text, answer.finish_reason, answer.metrics, engine.name, answer.reasoning, extra)
-
-    return call
 
 
 def _citation(citation: Citation, corpus: Corpus) -> dict[str, Any]:

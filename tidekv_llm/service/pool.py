@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.errors import ClosedError, ConfigError
 from tidekv_llm.lock import FairLock, Ticket
+from tidekv_llm.service.joining import Companions
 
 if TYPE_CHECKING:
     import torch
@@ -227,6 +228,7 @@ class EngineHandle:
         self.spec = spec
         self._pool = pool or _shared
         self._slot = self._pool.slot(spec)
+        self.companions = Companions()
         self.closed = False
 
     def engine(self) -> TideKV:

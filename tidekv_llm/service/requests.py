@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidekv_llm.decode.reasoning import Delta
 from tidekv_llm.errors import ConfigError, TideKVError
-from tidekv_llm.options import GenerationOptions, settle
+from tidekv_llm.options import DEFAULT_DRAFTS, GenerationOptions, settle
+from tidekv_llm.service.joining import JoinableCall, Waiter
 from tidekv_llm.service.messages import Message
 from tidekv_llm.service.pool import EngineHandle
 
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
     from tidekv_llm.metrics import Metrics
 
 Emit = Callable[[Delta], None]
+Start = Callable[["EngineHandle", Any, Callable[[Any], None], threading.Event], None]
 ModelCall = Callable[["TideKV", Emit, threading.Event], "Reply"]
 
-CALL_OPTIONS = ("max_tokens", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "chat_template_kwargs")
+CALL_OPTIONS = (
+    "max_tokens", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "drafts", "chat_template_kwargs",
+)  # fmt: skip
 
 
 class RequestTimeoutError(TideKVError, TimeoutError):
@@ -114,6 +118,7 @@ def call_options(
         top_p=given.get("top_p", defaults["top_p"]),
         top_k=given.get("top_k", defaults["top_k"]),
         seed=given.get("seed", defaults["seed"]),
+        drafts=DEFAULT_DRAFTS if (drafts := given.get("drafts", defaults.get("drafts"))) is None else drafts,
     )
     settle(options)  # what cannot work is refused before it waits in a line
     return CallOptions(options, given.get("chat_template_kwargs", defaults.get("chat_template_kwargs")))
@@ -188,7 +193,45 @@ def _start(handle: EngineHandle, call: ModelCall, put: Callable[[Any], None], ca
     threading.Thread(target=work, name="tidekv").start()
 
 
-def iterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> Iterator[Delta | Reply]:
+def _start_joinable(
+    handle: EngineHandle, call: JoinableCall, put: Callable[[Any], None], cancel: threading.Event
+) -> None:
+    """:func:`_start` for a call whose deltas nobody wants: it may be answered together with others of its kind."""
+    ticket, waiter = handle.join(), _Told(call, cancel, put)
+    handle.companions.add(waiter)
+
+    def work() -> None:
+        waiters: Sequence[Waiter] = [waiter]
+        try:
+            with handle.turn(ticket, cancel) as engine:
+                waiters = handle.companions.claim(waiter)
+                if len(waiters) == 1:
+                    put(call(engine, put, cancel))
+                elif waiters:
+                    call.together(engine, waiters, lambda number, told: _tell(waiters[number], told))
+        except BaseException as error:
+            handle.companions.leave(waiter)
+            for each in waiters:
+                _tell(each, error)
+
+    threading.Thread(target=work, name="tidekv").start()
+
+
+@dataclass(eq=False)
+class _Told(Waiter):
+    """A waiter and what its caller reads from."""
+
+    put: Callable[[Any], None]
+
+
+def _tell(waiter: Waiter, told: Any) -> None:
+    assert isinstance(waiter, _Told)
+    waiter.put(_Failed(told) if isinstance(told, BaseException) else told)
+
+
+def iterate(
+    handle: EngineHandle, call: ModelCall, timeout: float | None = None, *, start: Start = _start
+) -> Iterator[Delta | Reply]:
     """Yield pieces of answer and reasoning, and at last the Reply.
 
     Raises:
@@ -198,7 +241,7 @@ def iterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None)
     items: queue.SimpleQueue[Any] = queue.SimpleQueue()
     cancel = threading.Event()
     deadline = None if timeout is None else time.monotonic() + timeout
-    _start(handle, call, items.put, cancel)
+    start(handle, call, items.put, cancel)
     try:
         while True:
             try:
@@ -212,7 +255,9 @@ def iterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None)
         cancel.set()
 
 
-async def aiterate(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> AsyncIterator[Delta | Reply]:
+async def aiterate(
+    handle: EngineHandle, call: ModelCall, timeout: float | None = None, *, start: Start = _start
+) -> AsyncIterator[Delta | Reply]:
     """:func:`iterate` for an event loop, which it never blocks; a cancelled task cancels the request."""
     loop = asyncio.get_running_loop()
     items: asyncio.Queue[Any] = asyncio.Queue()
@@ -223,7 +268,7 @@ async def aiterate(handle: EngineHandle, call: ModelCall, timeout: float | None 
             loop.call_soon_threadsafe(items.put_nowait, item)
 
     deadline = None if timeout is None else loop.time() + timeout
-    _start(handle, call, put, cancel)
+    start(handle, call, put, cancel)
     try:
         while True:
             try:
@@ -240,16 +285,20 @@ async def aiterate(handle: EngineHandle, call: ModelCall, timeout: float | None 
 
 def run(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> Reply:
     """The Reply of a call; raises as :func:`iterate`."""
-    *_, reply = iterate(handle, call, timeout)
+    *_, reply = iterate(handle, call, timeout, start=_start_of(call))
     assert isinstance(reply, Reply)
     return reply
 
 
 async def arun(handle: EngineHandle, call: ModelCall, timeout: float | None = None) -> Reply:
     """:func:`run` for an event loop."""
-    *_, reply = [item async for item in aiterate(handle, call, timeout)]
+    *_, reply = [item async for item in aiterate(handle, call, timeout, start=_start_of(call))]
     assert isinstance(reply, Reply)
     return reply
+
+
+def _start_of(call: ModelCall) -> Start:
+    return _start_joinable if isinstance(call, JoinableCall) else _start
 
 
 def _raised(item: Any) -> Delta | Reply:
