@@ -24,7 +24,7 @@ from tidekv_llm.engine.session import TOGETHER, Session
 from tidekv_llm.engine.together import OnAnswer, Outcome
 from tidekv_llm.engine.weights import Hold, Weights, WeightsUser
 from tidekv_llm.errors import ConfigError
-from tidekv_llm.models import load
+from tidekv_llm.models import Progress, load
 from tidekv_llm.options import GenerationOptions, Settled, settle
 from tidekv_llm.prefixes.shared import SharedPrefix
 from tidekv_llm.request import ProgressCallback, Request
@@ -79,35 +79,29 @@ class TideKV(WeightsUser):
         name_or_path: str | os.PathLike[str],
         *,
         prefill: PrefillConfig | None = None,
-        device: str | torch.device | None = None,
-        dtype: str | torch.dtype | None = None,
-        compute_dtype: str | torch.dtype | None = None,
-        context_window: int | None = None,
-        load_progress: Any = None,
-        **transformers_options: Any,
+        load_progress: Progress | None = None,
+        **options: Any,
     ) -> TideKV:
-        """Load a model by alias, hub id, folder or GGUF file (see :func:`tidekv_llm.models.load`).
+        """Load a model by alias, hub id, folder or GGUF file.
+
+        Args:
+            name_or_path: which.
+            prefill: how the cache is built.
+            load_progress: called with a message and the fraction done.
+            **options: ``device``, ``dtype``, ``compute_dtype``, ``context_window`` and those of
+                ``transformers.from_pretrained``, as :func:`tidekv_llm.models.load` takes them.
 
         Raises:
             ModelError: it cannot be had, is unsafe or unsupported.
-            ConfigError: a dtype, the device or the context window are impossible.
+            ConfigError: an option is impossible.
         """
-        if compute_dtype is not None:
-            floating_dtype("compute_dtype", compute_dtype)  # before anything is read
-        loaded = load(
-            name_or_path,
-            device=device,
-            dtype=dtype,
-            context_window=context_window,
-            progress=load_progress,
-            **transformers_options,
-        )
+        loaded = load(name_or_path, progress=load_progress, **options)
         engine = cls(
             loaded.model,
             loaded.tokenizer,
             prefill=prefill,
             context_window=loaded.context_window,
-            compute_dtype=compute_dtype,
+            compute_dtype=loaded.compute_dtype,
             name=loaded.name,
         )
         if loaded.rope_note:

@@ -46,6 +46,7 @@ class LoadedModel:
         context_window: most tokens, prompt and answer together.
         rope_note: how positions were stretched beyond training, None if they were not.
         source: where it came from.
+        compute_dtype: what its layers shall compute in, None for what is fastest here.
     """
 
     model: PreTrainedModel
@@ -54,6 +55,7 @@ class LoadedModel:
     context_window: int
     rope_note: str | None = None
     source: ModelSource
+    compute_dtype: torch.dtype | None = None
 
 
 def load(
@@ -61,6 +63,7 @@ def load(
     *,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    compute_dtype: str | torch.dtype | None = None,
     context_window: int | None = None,
     progress: Progress | None = None,
     **transformers_options: Any,
@@ -72,7 +75,8 @@ def load(
         device: ``"cpu"``, ``"cuda:0"``...; default: the GPU if there is one. Excludes ``device_map``.
         dtype: of the weights, ``"auto"`` for the checkpoint's own. Default: bfloat16 for checkpoints of two
             bytes a number and where the device multiplies it natively, else float32
-            (:func:`tidekv_llm.hardware.stored_as`). What layers compute in is another question.
+            (:func:`tidekv_llm.hardware.stored_as`).         compute_dtype: what layers compute in, made ready one at a time. Default: float32 on a CPU that does not
+            multiply bfloat16 natively, else as stored.
         context_window: tokens; default: what the model was trained for. smollm2-135m goes up to 32,768
             with YaRN.
         progress: called with a message and the fraction done while the embedded model is fetched, and while
@@ -98,6 +102,7 @@ def load(
         source = ModelSource(kind="alias", name=source.name, path=folder)
     chosen_device = _device(device, transformers_options)
     legacy_dtype = transformers_options.pop("torch_dtype", None)  # its name before transformers 5
+    computing = None if compute_dtype is None else _floating("compute_dtype", compute_dtype)
     wanted_dtype = _dtype(legacy_dtype if dtype is None else dtype)
     with only_our_progress(progress), _one_line_errors(source):
         where, file_options = _location(source, hub_options)
@@ -116,6 +121,7 @@ def load(
         context_window=window,
         rope_note=rope_note,
         source=source,
+        compute_dtype=computing,
     )
 
 
@@ -191,9 +197,13 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> to
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str | None:
-    from tidekv_llm.weights.dtypes import floating_dtype
+    return dtype if dtype is None or dtype == "auto" else _floating("dtype", dtype)
 
-    return dtype if dtype is None or dtype == "auto" else floating_dtype("dtype", dtype)
+
+def _floating(option: str, value: str | torch.dtype) -> torch.dtype:
+    from tidekv_llm.weights.dtypes import floating_dtype  # torch: only once something is loaded
+
+    return floating_dtype(option, value)
 
 
 def _checkpoint_dtype(config: PretrainedConfig) -> torch.dtype | None:
