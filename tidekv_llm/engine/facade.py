@@ -48,8 +48,7 @@ class TideKV(WeightsUser):
         tokenizer: its tokenizer; without one, prompts are token ids and no text comes back.
         prefill: how the cache is built.
         context_window: most tokens, prompt and answer together; default: the model's own limit.
-        compute_dtype: what the layers compute in, one made ready at a time; default: what is fastest here for
-            weights as they are stored. The model itself stays as it is.
+        compute_dtype: what the layers compute in, one made ready at a time; default: what is fastest here.
         name: what to call the model in messages.
 
     Raises:
@@ -97,8 +96,7 @@ class TideKV(WeightsUser):
         """
         loaded = load(name_or_path, progress=load_progress, **options)
         engine = cls(
-            loaded.model,
-            loaded.tokenizer,
+            *(loaded.model, loaded.tokenizer),
             prefill=prefill,
             context_window=loaded.context_window,
             compute_dtype=loaded.compute_dtype,

@@ -75,7 +75,8 @@ def load(
         device: ``"cpu"``, ``"cuda:0"``...; default: the GPU if there is one. Excludes ``device_map``.
         dtype: of the weights, ``"auto"`` for the checkpoint's own. Default: bfloat16 for checkpoints of two
             bytes a number and where the device multiplies it natively, else float32
-            (:func:`tidekv_llm.hardware.stored_as`).         compute_dtype: what layers compute in, made ready one at a time. Default: float32 on a CPU that does not
+            (:func:`tidekv_llm.hardware.stored_as`).
+        compute_dtype: what layers compute in, made ready one at a time. Default: float32 on a CPU that does not
             multiply bfloat16 natively, else as stored.
         context_window: tokens; default: what the model was trained for. smollm2-135m goes up to 32,768
             with YaRN.
