@@ -18,6 +18,7 @@ from tidekv_llm.config import PrefillConfig
 from tidekv_llm.decode.loop import DecodeAdapter, decode_tokens
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.memory import MemoryMeter
+from tidekv_llm.passages import Passages
 from tidekv_llm.prefill.layer_major import run_layer_major
 from tidekv_llm.prefill.task import PrefillTask
 from tidekv_llm.request import Request
@@ -137,9 +138,8 @@ def answers(
     tokenizer, decoder = llm.tokenizer, llm.decoder
     assert tokenizer is not None
     ids, full = torch.tensor([list(token_ids)]), decoder.full_layers
-    fan_out = FanOut(
-        [Compressor(config, decoder.num_layers, len(token_ids), ANSWER_TOKENS, full) for config in configs]
-    )
+    sizes = (decoder.num_layers, len(token_ids), ANSWER_TOKENS, full, Passages.of(tokenizer, token_ids))
+    fan_out = FanOut([Compressor(config, *sizes) for config in configs])
     with MemoryMeter(decoder.device, weights=0) as meter:
         task = PrefillTask(PrefillConfig(), Request(), meter)
         hidden = run_layer_major(decoder, ids, task, fan_out, chunk_size=chunk_size).hidden
