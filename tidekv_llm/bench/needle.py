@@ -129,7 +129,12 @@ def make_needle(
 
 @torch.no_grad()
 def answers(
-    llm: TideKV, token_ids: Sequence[int], configs: Sequence[PrefillConfig], *, chunk_size: int = 1024
+    llm: TideKV,
+    token_ids: Sequence[int],
+    configs: Sequence[PrefillConfig],
+    *,
+    new_tokens: int = ANSWER_TOKENS,
+    chunk_size: int = 1024,
 ) -> list[str]:
     """One prefill and, from the cache that each configuration keeps, the beginning of the answer.
 
@@ -138,7 +143,7 @@ def answers(
     tokenizer, decoder = llm.tokenizer, llm.decoder
     assert tokenizer is not None
     ids, full = torch.tensor([list(token_ids)]), decoder.full_layers
-    sizes = (decoder.num_layers, len(token_ids), ANSWER_TOKENS, full, Passages.of(tokenizer, token_ids))
+    sizes = (decoder.num_layers, len(token_ids), new_tokens, full, Passages.of(tokenizer, token_ids))
     fan_out = FanOut([Compressor(config, *sizes) for config in configs])
     with MemoryMeter(decoder.device, weights=0) as meter:
         task = PrefillTask(PrefillConfig(), Request(), meter)
@@ -147,7 +152,7 @@ def answers(
     texts = []
     for kept in fan_out.caches:
         adapter = DecodeAdapter(decoder, kept, attention)
-        tokens = decode_tokens(adapter.step, logits, lambda row: int(row.argmax()), max_new_tokens=ANSWER_TOKENS)
+        tokens = decode_tokens(adapter.step, logits, lambda row: int(row.argmax()), max_new_tokens=new_tokens)
         answer = list(itertools.takewhile(lambda token: token != tokenizer.eos_token_id, tokens))
         texts.append(tokenizer.decode(answer))
     return texts

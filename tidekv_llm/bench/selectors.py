@@ -37,7 +37,6 @@ SNAPKV_GRID = (
     (32, "max", 21, "uniform"),
     (32, "avg", 21, "uniform"),
     (32, "max", 41, "uniform"),
-    (16, "max", 21, "uniform"),
     (16, "passage", 1, "uniform"),
     (32, "passage", 1, "uniform"),
     (32, "max", 7, "recency"),
