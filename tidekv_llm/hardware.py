@@ -207,6 +207,29 @@ def default_dtype(device: torch.device | None = None) -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
+def stored_as(checkpoint: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """What a checkpoint's weights are stored as where nobody says: in two bytes, unless that would be slow or lose.
+
+    A checkpoint in two bytes stays so, as bfloat16: float16's range is too small for some models' hidden states. One
+    in float32 is narrowed where the device multiplies bfloat16 natively.
+    """
+    import torch
+
+    two_bytes = checkpoint is not None and checkpoint.itemsize == 2
+    return torch.bfloat16 if two_bytes and device.type == "cpu" else default_dtype(device)
+
+
+def fastest_compute(stored: torch.dtype, device: torch.device) -> torch.dtype:
+    """What layers stored so are computed in where nobody says.
+
+    On a CPU that does not multiply bfloat16 natively, and for float16 on any, float32 is four times as fast.
+    """
+    import torch
+
+    slow = stored == torch.float16 or (stored == torch.bfloat16 and not cpu_has_bf16())
+    return torch.float32 if device.type == "cpu" and slow else stored
+
+
 def processor(device: torch.device) -> str:
     """What decides the last bits of a product: the device, for a CPU the instructions that torch really uses."""
     import torch

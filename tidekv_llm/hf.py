@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from tidekv_llm.attention import Attending, AttentionDispatch, AttentionParams, BoundKeys, Scratch, softcap_
-from tidekv_llm.errors import UnsupportedModelError
-from tidekv_llm.hardware import prefers_tiles
+from tidekv_llm.errors import ConfigError, UnsupportedModelError
+from tidekv_llm.hardware import fastest_compute, prefers_tiles
+from tidekv_llm.weights.ready import ReadyLayers, buffer_bytes, convertible
 
 ATTENTION_NAME = "tidekv"
 CACHE_ATTENTION_NAME = "tidekv_cache"
@@ -34,6 +36,23 @@ class LayerState(Attending, Protocol):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens seen before this call."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A layer state in the storage dtype, for a layer that computes in another."""
+
+    state: LayerState
+    dtype: torch.dtype
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return self.state.update(key_states.to(self.dtype), value_states.to(self.dtype), *args, **kwargs)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.state.get_seq_length(layer_idx)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
+        return self.state.attend(query.to(self.dtype), key, value, params).to(query.dtype)
 
 
 class KeysValuesOnly(Exception):
@@ -117,12 +136,14 @@ class Decoder:
 
     Args:
         model: a transformers causal language model.
+        compute_dtype: what its layers compute in once they are made ready; default: what is fastest here.
 
     Raises:
         UnsupportedModelError: the model lacks a part that the adapter needs, or has one it does not know.
+        ConfigError: the weights cannot be computed in another dtype than they are stored in.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype | None = None) -> None:
         self.model = model
         self.backbone: Any = _backbone(model)
         self.config: Any = self.backbone.config
@@ -133,6 +154,18 @@ class Decoder:
         self.layer_types = _layer_types(self.config, len(self.layers))
         self._cache_argument = _cache_argument(self.layers[0])
         self._rotary_takes_layer_type = "layer_type" in inspect.signature(self.backbone.rotary_emb.forward).parameters
+        self.compute_dtype = self._compute_dtype(compute_dtype)
+        self._at_work: ReadyLayers | None = None
+
+    def _compute_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
+        if not convertible(self.layers):
+            if wanted not in (None, self.dtype):
+                raise ConfigError(
+                    f"compute_dtype={wanted}: these weights are packed, or fetched by hooks of accelerate, and compute "
+                    "as they are; leave compute_dtype out"
+                )
+            return self.dtype
+        return wanted or fastest_compute(self.dtype, next(self.layers.parameters()).device)
 
     @property
     def num_layers(self) -> int:
@@ -166,7 +199,7 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of hidden states, keys and values."""
+        """Dtype in which weights, hidden states between layers, keys and values are stored."""
         dtype: torch.dtype = self.model.dtype
         return dtype
 
@@ -225,7 +258,7 @@ class Decoder:
         The prompt's last position rides along and is cut off again: prompt-dependent RoPE (dynamic, longrope)
         chooses its factors from the largest position it sees, which must be the whole prompt's in every chunk.
         """
-        rotary = self.backbone.rotary_emb
+        rotary, hidden = self.backbone.rotary_emb, hidden[:, :1].to(self._working_dtype)  # only its dtype counts
         extended = torch.cat((positions, positions.new_tensor([last_position])))[None]
         if self._rotary_takes_layer_type:
             tables = rotary(hidden, extended, self.layer_types[layer])
@@ -234,6 +267,29 @@ class Decoder:
         if isinstance(tables, tuple):
             return tuple(table[:, :-1] for table in tables)
         return tables[:, :-1]
+
+    @contextmanager
+    def ready(self, layers: ReadyLayers, index: int) -> Iterator[None]:
+        """Layer ``index`` computes in :attr:`compute_dtype` while the block runs."""
+        with layers.ready(index):
+            self._at_work = layers
+            try:
+                yield
+            finally:
+                self._at_work = None
+
+    def ready_layers(self) -> ReadyLayers:
+        """What makes the layers of one prompt ready."""
+        return ReadyLayers(self.layers, self.compute_dtype)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes that making layers ready takes."""
+        return buffer_bytes(self.layers, self.compute_dtype)
+
+    @property
+    def _working_dtype(self) -> torch.dtype:
+        return self.dtype if self._at_work is None else self.compute_dtype
 
     def run_layer(
         self,
@@ -246,12 +302,15 @@ class Decoder:
     ) -> Tensor:
         """One layer over one chunk: hidden [B, C, d_model] at ``positions`` [C] to hidden of the same shape.
 
+        It computes in :attr:`compute_dtype` while the layer is ready, else in :attr:`dtype`, and so is the output.
         With ``mlp_chunk_size`` the layer's MLP sees at most so many tokens at a time.
         """
+        dtype = self._working_dtype
+        state = state if dtype == self.dtype else _Stored(state, self.dtype)
         own_attention = _attention_called(ATTENTION_NAME, self.config)
         with own_attention, _split_mlp(self.layers[layer], mlp_chunk_size, hidden.shape[1]):
             output = self.layers[layer](
-                hidden,
+                hidden.to(dtype),
                 attention_mask=None,
                 position_embeddings=position_embeddings,
                 position_ids=positions[None],
@@ -277,7 +336,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits float32 [B, vocab] from the last layer's output [B, d_model]."""
-        logits: Tensor = self.head(self.backbone.norm(hidden)).float()
+        logits: Tensor = self.head(self.backbone.norm(hidden.to(self.dtype))).float()
         if (divisor := getattr(self.config, "logits_scaling", None)) is not None:  # Granite
             logits = logits / divisor
         if (factor := getattr(self.config, "logit_scale", None)) is not None:  # Cohere

@@ -73,8 +73,8 @@ class Rotation:
         return cos[:, None], (sin * self.sign)[:, None]
 
     def __call__(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate [T, H, D]."""
-        return torch.addcmul(heads * cos, heads.index_select(-1, self.order), sin)
+        """Rotate [T, H, D]; some families' tables are float32 whatever the heads are."""
+        return torch.addcmul(heads * cos, heads.index_select(-1, self.order), sin).to(heads.dtype)
 
 
 @dataclass(frozen=True)

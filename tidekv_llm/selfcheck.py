@@ -42,7 +42,7 @@ def check_decoder(decoder: Decoder) -> float:
     except Exception as error:
         raise UnsupportedModelError(f"{name}: its layers cannot be run one by one ({reason(error)})") from error
     error_size = float((found - expected).norm() / expected.norm().clamp_min(1e-30))
-    if not error_size <= TOLERANCE.get(decoder.dtype, 0.1):  # a NaN must fail too
+    if not error_size <= _tolerance(decoder):  # a NaN must fail too
         if decoder.model.training:
             raise UnsupportedModelError(
                 f"{name}: the self-check failed, and the model is in training mode, where dropout makes every "
@@ -55,6 +55,11 @@ def check_decoder(decoder: Decoder) -> float:
     return error_size
 
 
+def _tolerance(decoder: Decoder) -> float:
+    """Of the coarser of the two dtypes."""
+    return max(TOLERANCE.get(dtype, 0.1) for dtype in (decoder.dtype, decoder.compute_dtype))
+
+
 def plain_decoder(decoder: Decoder, alone: Callable[[], bool]) -> tuple[PlainDecoder | None, str]:
     """The quick way to decode with a model, and why there is none.
 
@@ -65,7 +70,7 @@ def plain_decoder(decoder: Decoder, alone: Callable[[], bool]) -> tuple[PlainDec
         error_size = _plain_error(decoder, plain)
     except NotPlainError as error:
         return None, f"decoding takes the model's own layers, which is slower: {error}"
-    if not error_size <= TOLERANCE.get(decoder.dtype, 0.1):
+    if not error_size <= _tolerance(decoder):
         return None, f"decoding takes the model's own layers, which is slower: plain ones differ by {error_size:.3g}"
     return plain, ""
 

@@ -404,7 +404,8 @@ def test_metrics_are_json_and_say_what_happened() -> None:
     assert data["decode_tokens_per_second"] > 0
     assert set(data["peaks"]) >= {"process", "allocated", "reserved"}
     assert set(data["components"]) == {
-        "weights", "active_kv", "bridge", "activations", "temporary", "compressed_cache", "document_store"
+        "weights", "ready_layer", "active_kv", "bridge", "activations", "temporary", "compressed_cache",
+        "document_store",
     }  # fmt: skip
 
 

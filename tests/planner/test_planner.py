@@ -73,10 +73,13 @@ def test_what_fits_a_24_gib_card_is_what_the_paper_found(llama):
     }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "compute"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)],
+)
 @pytest.mark.parametrize("backend", ["merge", "tiled"])
 @pytest.mark.parametrize("schedule", schedule_names())
-def test_predictions_equal_the_exact_tracker(schedule, backend, dtype, monkeypatch):
+def test_predictions_equal_the_exact_tracker(schedule, backend, dtype, compute, monkeypatch):
     monkeypatch.setattr(attention, "TILE_BYTES", TILE)
     monkeypatch.setattr(attention.TiledAttention.__init__, "__defaults__", (TILE,))
     model = tiny_model(
@@ -87,7 +90,7 @@ def test_predictions_equal_the_exact_tracker(schedule, backend, dtype, monkeypat
         num_hidden_layers=4,
     ).to(dtype)
     config = PrefillConfig(chunk_size=128, kept_tokens=256, schedule=schedule, score_block_size=128, attention=backend)
-    llm = TideKV(model, prefill=config)
+    llm = TideKV(model, prefill=config, compute_dtype=compute)
     prompt = torch.tensor(random_prompt(2048))
     llm.prefill(prompt[:64])
     with LiveBytes() as tracker:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 COMPONENT_NAMES = {
     "weights": "weights",
+    "ready_layer": "weights of one layer, ready",
     "active_kv": "full KV, one layer",
     "bridge": "hidden states",
     "activations": "activations",

@@ -51,7 +51,7 @@ class LayerStep:
     def _width(self) -> tuple[int, int, int]:
         """Bytes per token of hidden states, queries, and keys."""
         shape = self.plan.shape
-        b = shape.element_bytes
+        b = shape.activation_bytes
         return (
             shape.hidden_size * b,
             shape.num_heads * shape.head_dim * b,
@@ -65,8 +65,13 @@ class LayerStep:
     def _resident(self) -> int:
         """Rotary tables and positions, and the input if it is nobody else's."""
         shape = self.plan.shape
-        tables = 2 * self.tokens * shape.head_dim * shape.element_bytes + self.tokens * INT64
-        return tables + (self._rows(self._width[0]) if self.own_input else 0)
+        tables = 2 * self.tokens * shape.head_dim * shape.activation_bytes + self.tokens * INT64
+        return tables + (self._rows(self._width[0]) if self.own_input or self._converts else 0)
+
+    @property
+    def _converts(self) -> bool:
+        """Whether the layer computes in another dtype than hidden states, keys and values are stored in."""
+        return self.plan.shape.activation_bytes != self.plan.shape.element_bytes
 
     def _norm(self) -> int:
         return self._rows(NORM_COPIES * FLOAT32 * self.plan.shape.hidden_size)
@@ -77,7 +82,10 @@ class LayerStep:
         return self._rows(hidden + query + 2 * key + max(3 * query, query + 3 * key))
 
     def _attend(self) -> int:
-        """Normed input, q, the attention's output (in scratch on a CPU) and its projection."""
+        """Normed input, q, the attention's output (in scratch on a CPU) and its projection.
+
+        A layer that converts has q as it is stored while it attends, and then its output in both dtypes.
+        """
         hidden, query, _ = self._width
         shape = self.plan.shape
         # One output for all head groups, beside the scratch that each of them uses.
@@ -85,7 +93,10 @@ class LayerStep:
         output = 0 if in_scratch else query + FLOAT32 * shape.num_heads
         repeated = 2 * query if self.repeats_kv else 0
         own = self._merged() if self.plan.merged and not self.repeats_kv else self._window_lse()
-        return self._rows(hidden + query + output) + max(self._rows(hidden), self._rows(repeated), own)
+        stored = shape.num_heads * shape.head_dim * shape.element_bytes if self._converts else 0
+        output, after = (min(output, stored), query) if self._converts else (output, 0)
+        attending = max(self._rows(repeated), own) + self._rows(stored)
+        return self._rows(hidden + query + output) + max(self._rows(hidden + after), attending)
 
     def _merged(self) -> int:
         """The merge backend's output of the history, or of one head per group, and float32 log-sum-exps."""
@@ -126,7 +137,7 @@ class LayerStep:
     def _mlp(self) -> int:
         """Residual and normed input; activated gate, up and their product (c = 3 in Eq. 9)."""
         hidden, shape = self._width[0], self.plan.shape
-        inner = self._rows(3 * shape.intermediate_size * shape.element_bytes, self.mlp_tokens)
+        inner = self._rows(3 * shape.intermediate_size * shape.activation_bytes, self.mlp_tokens)
         output = hidden if self.mlp_tokens < self.tokens else 0
         return self._rows(2 * hidden + output) + inner
 

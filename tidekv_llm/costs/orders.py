@@ -32,7 +32,11 @@ def layer_major(
         kept = min(keeps(layers - 1), length)
         layer_end_bytes = scoring_bytes(plan, block or plan.config.score_block_size, kept, length)
     step = LayerStep(plan, chunk, min(mlp_chunk or chunk, chunk), length, scores=True)
-    base = {"active_kv": plan.kv_bytes(length), "bridge": _near_bridge(plan, chunk)}
+    base = {
+        "ready_layer": plan.shape.ready_bytes,
+        "active_kv": plan.kv_bytes(length),
+        "bridge": _near_bridge(plan, chunk),
+    }
 
     def moment(done: int, activations: int, layer_end: int = 0) -> Components:
         held = plan.held(done, keeps, on_host=on_host)
@@ -88,8 +92,9 @@ def chunk_major(
     if heads_at_once and plan.apart(on_host):  # the group's keys and values on the device
         activations += plan.kv_bytes(longest) * heads_at_once // shape.num_kv_heads
     held = plan.held(shape.num_layers, slots, on_host=on_host, position_size=position_size)
+    working = {**held, "ready_layer": shape.ready_bytes}
     moments = (
-        {**held, "activations": activations, "temporary": scratch},
-        {**held, "activations": 2 * plan.hidden_bytes(chunk), "temporary": scratch + evict_bytes},
+        {**working, "activations": activations, "temporary": scratch},
+        {**working, "activations": 2 * plan.hidden_bytes(chunk), "temporary": scratch + evict_bytes},
     )
     return Moments(moments, held, plan.caches(shape.num_layers, slots) if plan.apart(on_host) else 0)

@@ -16,7 +16,16 @@ INT32 = 4
 
 Components = dict[str, int]
 Positions = Callable[[int], int]  # of a layer
-COMPONENTS = ("weights", "compressed_cache", "active_kv", "bridge", "activations", "temporary", "bookkeeping")
+COMPONENTS = (
+    "weights",
+    "ready_layer",
+    "compressed_cache",
+    "active_kv",
+    "bridge",
+    "activations",
+    "temporary",
+    "bookkeeping",
+)
 
 
 @dataclass(frozen=True, slots=True)

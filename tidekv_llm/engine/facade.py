@@ -24,10 +24,11 @@ from tidekv_llm.engine.session import TOGETHER, Session
 from tidekv_llm.engine.together import OnAnswer, Outcome
 from tidekv_llm.engine.weights import Hold, Weights, WeightsUser
 from tidekv_llm.errors import ConfigError
-from tidekv_llm.models import load
+from tidekv_llm.models import Progress, load
 from tidekv_llm.options import GenerationOptions, Settled, settle
 from tidekv_llm.prefixes.shared import SharedPrefix
 from tidekv_llm.request import ProgressCallback, Request
+from tidekv_llm.weights.dtypes import floating_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -47,10 +48,12 @@ class TideKV(WeightsUser):
         tokenizer: its tokenizer; without one, prompts are token ids and no text comes back.
         prefill: how the cache is built.
         context_window: most tokens, prompt and answer together; default: the model's own limit.
+        compute_dtype: what the layers compute in, one made ready at a time; default: what is fastest here.
         name: what to call the model in messages.
 
     Raises:
         UnsupportedModelError: the self-check failed.
+        ConfigError: the compute dtype is unknown, or the weights are packed and compute as they are.
     """
 
     def __init__(
@@ -60,11 +63,13 @@ class TideKV(WeightsUser):
         *,
         prefill: PrefillConfig | None = None,
         context_window: int | None = None,
+        compute_dtype: str | torch.dtype | None = None,
         name: str | None = None,
     ) -> None:
         if context_window is not None:
             whole_number("context_window", context_window, least=1)
-        weights = Weights(model, tokenizer, name or type(model).__name__)
+        computing = None if compute_dtype is None else floating_dtype("compute_dtype", compute_dtype)
+        weights = Weights(model, tokenizer, name or type(model).__name__, computing)
         self._attach(Hold(weights), prefill or PrefillConfig(), context_window or weights.trained_window, ())
 
     @classmethod
@@ -73,31 +78,28 @@ class TideKV(WeightsUser):
         name_or_path: str | os.PathLike[str],
         *,
         prefill: PrefillConfig | None = None,
-        device: str | torch.device | None = None,
-        dtype: str | torch.dtype | None = None,
-        context_window: int | None = None,
-        load_progress: Any = None,
-        **transformers_options: Any,
+        load_progress: Progress | None = None,
+        **options: Any,
     ) -> TideKV:
-        """Load a model by alias, hub id, folder or GGUF file (see :func:`tidekv_llm.models.load`).
+        """Load a model by alias, hub id, folder or GGUF file.
+
+        Args:
+            name_or_path: which.
+            prefill: how the cache is built.
+            load_progress: called with a message and the fraction done.
+            **options: ``device``, ``dtype``, ``compute_dtype``, ``context_window`` and those of
+                ``transformers.from_pretrained``, as :func:`tidekv_llm.models.load` takes them.
 
         Raises:
             ModelError: it cannot be had, is unsafe or unsupported.
-            ConfigError: dtype, device or context window are impossible.
+            ConfigError: an option is impossible.
         """
-        loaded = load(
-            name_or_path,
-            device=device,
-            dtype=dtype,
-            context_window=context_window,
-            progress=load_progress,
-            **transformers_options,
-        )
+        loaded = load(name_or_path, progress=load_progress, **options)
         engine = cls(
-            loaded.model,
-            loaded.tokenizer,
+            *(loaded.model, loaded.tokenizer),
             prefill=prefill,
             context_window=loaded.context_window,
+            compute_dtype=loaded.compute_dtype,
             name=loaded.name,
         )
         if loaded.rope_note:

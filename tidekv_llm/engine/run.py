@@ -96,6 +96,7 @@ class Begun:
             prompt=self.prompt,
             evidence=self.evidence,
             page_strip_by_layer=self.kept,
+            logprobs=generation.logprobs,
         )
 
 

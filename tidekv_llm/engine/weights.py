@@ -32,15 +32,28 @@ if TYPE_CHECKING:
 class Weights:
     """A model, its tokenizer, and what all that use them share: whose turn it is, and the stored prefixes.
 
+    Args:
+        model: a transformers causal language model.
+        tokenizer: its tokenizer, if there is one.
+        name: what to call it.
+        compute_dtype: what its layers compute in (:class:`~tidekv_llm.hf.Decoder`).
+
     Raises:
         UnsupportedModelError: the self-check failed.
+        ConfigError: the weights cannot be computed in another dtype than they are stored in.
     """
 
     _all: ClassVar[WeakSet[Weights]] = WeakSet()
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        name: str,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
         self.model, self.tokenizer, self.name = model, tokenizer, name
-        self.decoder = Decoder(model)
+        self.decoder = Decoder(model, compute_dtype)
         self.nbytes = weight_bytes(model)
         self.lock = FairLock()
         self.users = 0
@@ -65,7 +78,7 @@ class Weights:
     @cached_property
     def identity(self) -> str:
         """What tells these weights from others in a stored prefix's key."""
-        return model_identity(self.model)
+        return model_identity(self.model, self.decoder.compute_dtype)
 
     @property
     def owner(self) -> CacheOwner:

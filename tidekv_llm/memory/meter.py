@@ -11,6 +11,7 @@ from tidekv_llm.memory import probes
 
 COMPONENTS = (
     "weights",
+    "ready_layer",
     "active_kv",
     "bridge",
     "activations",

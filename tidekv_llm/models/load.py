@@ -20,7 +20,7 @@ from tidekv_llm.errors import (
     one_line,
     reason,
 )
-from tidekv_llm.hardware import default_device, default_dtype
+from tidekv_llm.hardware import default_device, stored_as
 from tidekv_llm.models import embedded
 from tidekv_llm.models.loading import Progress, only_our_progress
 from tidekv_llm.models.sources import CONVERT_REMEDY, ModelSource, hub_reason, resolve
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidekv_llm")
 
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "subfolder", "force_download", "proxies")
-_DTYPE_NAMES = {
-    "bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "half": "float16",
-    "fp32": "float32", "float32": "float32", "float": "float32", "auto": "auto",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +46,7 @@ class LoadedModel:
         context_window: most tokens, prompt and answer together.
         rope_note: how positions were stretched beyond training, None if they were not.
         source: where it came from.
+        compute_dtype: what its layers shall compute in, None for what is fastest here.
     """
 
     model: PreTrainedModel
@@ -58,6 +55,7 @@ class LoadedModel:
     context_window: int
     rope_note: str | None = None
     source: ModelSource
+    compute_dtype: torch.dtype | None = None
 
 
 def load(
@@ -65,6 +63,7 @@ def load(
     *,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    compute_dtype: str | torch.dtype | None = None,
     context_window: int | None = None,
     progress: Progress | None = None,
     **transformers_options: Any,
@@ -74,8 +73,11 @@ def load(
     Args:
         name_or_path: an alias, a folder with safetensors, a GGUF file, or a hub id.
         device: ``"cpu"``, ``"cuda:0"``...; default: the GPU if there is one. Excludes ``device_map``.
-        dtype: of the weights, ``"auto"`` for the checkpoint's own. Default: bfloat16 where the device
-            multiplies it natively (see :mod:`tidekv_llm.hardware`), float32 elsewhere, where it would be slower.
+        dtype: of the weights, ``"auto"`` for the checkpoint's own. Default: bfloat16 for checkpoints of two
+            bytes a number and where the device multiplies it natively, else float32
+            (:func:`tidekv_llm.hardware.stored_as`).
+        compute_dtype: what layers compute in, made ready one at a time. Default: float32 on a CPU that does not
+            multiply bfloat16 natively, else as stored.
         context_window: tokens; default: what the model was trained for. smollm2-135m goes up to 32,768
             with YaRN.
         progress: called with a message and the fraction done while the embedded model is fetched, and while
@@ -101,12 +103,14 @@ def load(
         source = ModelSource(kind="alias", name=source.name, path=folder)
     chosen_device = _device(device, transformers_options)
     legacy_dtype = transformers_options.pop("torch_dtype", None)  # its name before transformers 5
-    chosen_dtype = _dtype(legacy_dtype if dtype is None else dtype, chosen_device)
+    computing = None if compute_dtype is None else _floating("compute_dtype", compute_dtype)
+    wanted_dtype = _dtype(legacy_dtype if dtype is None else dtype)
     with only_our_progress(progress), _one_line_errors(source):
         where, file_options = _location(source, hub_options)
         config = _read_config(where, file_options, transformers_options.pop("config", None))
         tokenizer = _read_tokenizer(where, file_options, source)
         window, rope_note = apply_window(config, context_window, source, _tokenizer_limit(tokenizer))
+        chosen_dtype = wanted_dtype or stored_as(_checkpoint_dtype(config), chosen_device or default_device())
         options = {**file_options, **transformers_options, "dtype": chosen_dtype}
         model = _read_weights(where, config, source, chosen_device, options)
     if rope_note:
@@ -118,6 +122,7 @@ def load(
         context_window=window,
         rope_note=rope_note,
         source=source,
+        compute_dtype=computing,
     )
 
 
@@ -192,19 +197,19 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> to
     return chosen
 
 
-def _dtype(dtype: str | torch.dtype | None, device: torch.device | None) -> torch.dtype | str:
-    import torch
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str | None:
+    return dtype if dtype is None or dtype == "auto" else _floating("dtype", dtype)
 
-    if dtype is None:
-        return default_dtype(device)
-    if isinstance(dtype, torch.dtype):
-        if not dtype.is_floating_point:
-            raise ConfigError(f"dtype={dtype} is not a floating-point type; use 'bfloat16' or 'float32'")
-        return dtype
-    name = _DTYPE_NAMES.get(str(dtype).removeprefix("torch."))
-    if name is None:
-        raise ConfigError(f"dtype={dtype!r} is unknown; use one of {', '.join(sorted(_DTYPE_NAMES))}")
-    return "auto" if name == "auto" else getattr(torch, name)
+
+def _floating(option: str, value: str | torch.dtype) -> torch.dtype:
+    from tidekv_llm.weights.dtypes import floating_dtype  # torch: only once something is loaded
+
+    return floating_dtype(option, value)
+
+
+def _checkpoint_dtype(config: PretrainedConfig) -> torch.dtype | None:
+    """What the configuration says that the weights are stored in, None if it does not."""
+    return getattr(config, "dtype", None)
 
 
 # -- reading --------------------------------------------------------------------------------------------

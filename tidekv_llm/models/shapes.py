@@ -35,6 +35,8 @@ def shape_of(decoder: Decoder, nbytes: int) -> ModelShape:
         weight_bytes=nbytes,
         windows=tuple(decoder.sliding_window(layer) for layer in range(decoder.num_layers)),
         max_positions=int(getattr(decoder.config, "max_position_embeddings", 0) or 0),
+        ready_bytes=decoder.buffer_bytes,
+        computed_bytes=decoder.compute_dtype.itemsize,
     )
 
 

@@ -40,7 +40,7 @@ def run_chunk_major(
     chunks = plan_chunks(token_ids.shape[1], chunk_size, task.boundaries)
     cache, scratch, work = CompressedCache(), Scratch(), WorkMeter(decoder, chunks)
     attention, mlp_chunk_size = decoder.attention(task.config.attention), task.config.mlp_chunk_size
-    layers = [make_layer(index) for index in range(decoder.num_layers)]
+    layers, ready = [make_layer(index) for index in range(decoder.num_layers)], decoder.ready_layers()
     for layer in layers:
         layer.bind(attention, scratch)
         cache.commit(layer)
@@ -52,9 +52,10 @@ def run_chunk_major(
         for index, layer in enumerate(layers):
             task.request.check_cancelled()
             kind = decoder.layer_types[index]
-            if kind not in tables:
-                tables[kind] = decoder.position_embeddings(hidden, positions, token_ids.shape[1] - 1, index)
-            hidden = decoder.run_layer(index, hidden, positions, tables[kind], layer, mlp_chunk_size)
+            with decoder.ready(ready, index):
+                if kind not in tables:
+                    tables[kind] = decoder.position_embeddings(hidden, positions, token_ids.shape[1] - 1, index)
+                hidden = decoder.run_layer(index, hidden, positions, tables[kind], layer, mlp_chunk_size)
             with task.request.timed("compress"):
                 layer.end_chunk()
             task.request.report(index + 1, len(layers), number, len(chunks), work.finish(chunk))
@@ -62,6 +63,7 @@ def run_chunk_major(
             outputs = _collect(outputs, hidden, chunk.start, token_ids.shape[1])
     for layer in layers:
         layer.seal()
+    task.meter.set_component("ready_layer", ready.nbytes)
     task.meter.set_component("temporary", scratch.nbytes)
     task.meter.set_component("compressed_cache", cache.nbytes)
     return Construction(cache, hidden[:, -1:].clone() if outputs is None else outputs)

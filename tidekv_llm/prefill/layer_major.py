@@ -49,7 +49,8 @@ def run_layer_major(
     chunks = [chunk for chunk in plan_chunks(token_ids.shape[1], chunk_size, cuts) if chunk.start >= task.reused]
     run = _LayerMajorRun(decoder, token_ids, task, layer_end, tuple(chunks))
     for index in range(decoder.num_layers):
-        run.fill(index)
+        with decoder.ready(run.ready, index):
+            run.fill(index)
         run.end(index)
     task.meter.set_component("bridge", run.bridge.nbytes)
     hidden = run.bridge.all() if task.all_outputs else run.bridge.last()
@@ -67,6 +68,7 @@ class _LayerMajorRun:
         self.bridge = make_bridge(task.config.bridge, batch, chunks, decoder)
         for chunk in chunks:
             self.bridge.write(chunk, decoder.embed(token_ids[:, chunk.start : chunk.stop]))
+        self.ready = decoder.ready_layers()
         self.cache, self.scratch, self.work = CompressedCache(), Scratch(), WorkMeter(decoder, chunks)
         self.active = ActiveLayer(
             self.length,
@@ -102,6 +104,7 @@ class _LayerMajorRun:
         if task.writer is not None:
             task.writer.save(index, full.keys[:, :, : self.stored], full.values[:, :, : self.stored])
         meter.set_component("active_kv", self.active.nbytes)
+        meter.set_component("ready_layer", self.ready.nbytes)
         meter.set_component("temporary", self.scratch.nbytes)
         meter.set_component("compressed_cache", self.cache.nbytes)
 

@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 _SAMPLE = 4096
 
 
-def model_identity(model: PreTrainedModel) -> str:
-    """A digest that changes with the configuration, any weight matrix, dtype, device kind and library release.
+def model_identity(model: PreTrainedModel, compute_dtype: torch.dtype) -> str:
+    """A digest that changes with the configuration, any weight matrix, dtypes, device kind and library release.
 
     Two fine-tunes of one model share name, shapes and often the embedding: so every parameter is sampled.
     """
     config = {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     # The rounding is theirs: the same weights on another release or processor give other last bits.
-    digest.update(f"{torch.__version__} {transformers.__version__} {processor(model.device)}".encode())
+    libraries = f"{torch.__version__} {transformers.__version__} {processor(model.device)} {compute_dtype}"
+    digest.update(libraries.encode())
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
             digest.update(_sample(parameter))
     return digest.hexdigest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from tidekv_llm.cache.compressed import CompressedCache
@@ -36,6 +38,7 @@ class OneShotSchedule(Schedule):
 
     def cost(self, plan: Plan) -> Moments:
         """Transformers' own forward: embeddings, the layer's input and all layers' KV are alive together."""
+        plan = replace(plan, shape=replace(plan.shape, computed_bytes=0))  # the model's own forward converts nothing
         shape, length = plan.shape, plan.prompt_length
         step = LayerStep(plan, length, length, length, repeats_kv=plan.scratch and shape.num_kv_heads < shape.num_heads)
         steady = plan.held(shape.num_layers, plan.everything, position_size=0)
