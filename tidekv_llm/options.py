@@ -6,8 +6,8 @@ Imports neither torch nor transformers.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 from tidekv_llm.config import whole_number
@@ -30,6 +30,18 @@ class GenerationOptions(TypedDict, total=False):
         seed: makes sampling repeatable; None, the default, draws a fresh one.
         drafts: most tokens that the document's own wording may suggest per step, which one step checks; 0 for none.
             It changes no text, only how fast quotations come.
+        min_p: keep tokens that are at least this share of the most likely one's probability; 0, the default, keeps all.
+        repetition_penalty: above 1 makes tokens that the answer has less likely, by dividing or multiplying their
+            logits (CTRL, arXiv 1909.05858); 1, the default, changes none. The documents' tokens do not count: answers
+            quote them.
+        presence_penalty: taken off the logit of each token that the answer has; from -2 to 2, 0 by default.
+        frequency_penalty: taken off once for each time that the answer has it; from -2 to 2, 0 by default.
+        logit_bias: token id -> what is added to its logit.
+        grammar: called once per answer; makes a function of the answer's ids int64 [1, n] and the logits [1, vocab]
+            that returns logits, those of forbidden tokens minus infinity (any ``LogitsProcessor`` of transformers is
+            one). It is called once for each token, in order.
+        logprobs: report each token's log-probability by the model's own logits, and those of this many most likely
+            tokens, 0 to 20; None, the default, reports none.
     """
 
     max_new_tokens: int
@@ -39,6 +51,13 @@ class GenerationOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     seed: int | None
     drafts: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    grammar: Callable[[], Callable[..., Any]] | None
+    logprobs: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +69,8 @@ class Sampling:
         top_p: smallest set of tokens whose probability reaches this; 1 keeps all.
         top_k: that many most likely tokens; 0 keeps all.
         seed: makes draws repeatable; None draws a fresh one.
+        min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, grammar: see
+            :class:`GenerationOptions`.
 
     Raises:
         ConfigError: a value is out of range.
@@ -59,6 +80,12 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    grammar: Callable[[], Callable[..., Any]] | None = None
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature)
@@ -71,6 +98,21 @@ class Sampling:
             raise ConfigError(f"top_k={self.top_k!r} must be a whole number of at least 0; 0 keeps all tokens")
         if self.seed is not None and not (_is_whole(self.seed) and _LEAST_SEED <= self.seed <= _GREATEST_SEED):
             raise ConfigError(f"seed={self.seed!r} must be a whole number below 2**64, or None for a fresh one")
+        self._check_adjustments()
+
+    def _check_adjustments(self) -> None:
+        _within("min_p", self.min_p, 0, 1, "0 keeps all tokens")
+        _within("repetition_penalty", self.repetition_penalty, 0.01, 100, "1 changes nothing")
+        _within("presence_penalty", self.presence_penalty, -2, 2, "0 changes nothing")
+        _within("frequency_penalty", self.frequency_penalty, -2, 2, "0 changes nothing")
+        if not isinstance(self.logit_bias, Mapping):
+            raise ConfigError(f"logit_bias={self.logit_bias!r} must be a mapping of token ids to numbers")
+        for token, bias in self.logit_bias.items():
+            if not _is_whole(token) or token < 0:
+                raise ConfigError(f"logit_bias has {token!r}; its keys must be token ids")
+            _within(f"logit_bias[{token}]", bias, -1e4, 1e4, "0 changes nothing")
+        if self.grammar is not None and not callable(self.grammar):
+            raise ConfigError(f"grammar={self.grammar!r} must be a function that makes a logits processor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +125,7 @@ class Settled:
         stop: strings at whose first occurrence the text is cut.
         ignore_eos: go on past the end of sequence, to exactly ``max_new_tokens``.
         drafts: most tokens that are drafted per step; 0 for none.
+        logprobs: alternatives to report the log-probabilities of, besides each token's own; None reports nothing.
     """
 
     max_new_tokens: int
@@ -90,6 +133,7 @@ class Settled:
     stop: tuple[str, ...]
     ignore_eos: bool
     drafts: int = 0
+    logprobs: int | None = None
 
     def stopping(self, *texts: str) -> Settled:
         """The same, and these texts end the answer as well."""
@@ -113,7 +157,10 @@ def settle(options: GenerationOptions, *, ignore_eos: bool = False) -> Settled:
     drafts = given.pop("drafts", DEFAULT_DRAFTS)
     if not _is_whole(drafts) or drafts < 0:
         raise ConfigError(f"drafts={drafts!r} must be a whole number of at least 0; 0 drafts nothing")
-    return Settled(max_new_tokens, Sampling(**given), stop, ignore_eos, int(drafts))
+    logprobs = given.pop("logprobs", None)
+    if logprobs is not None and not (_is_whole(logprobs) and 0 <= logprobs <= 20):
+        raise ConfigError(f"logprobs={logprobs!r} must be a whole number from 0 to 20, or None for none")
+    return Settled(max_new_tokens, Sampling(**given), stop, ignore_eos, int(drafts), logprobs)
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
@@ -131,6 +178,12 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
 def _number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ConfigError(f"{name}={value!r} must be a number")
+
+
+def _within(name: str, value: Any, least: float, most: float, neutral: str) -> None:
+    _number(name, value)
+    if not least <= value <= most:
+        raise ConfigError(f"{name}={value} must be from {least} to {most}; {neutral}")
 
 
 def _is_whole(value: object) -> bool:

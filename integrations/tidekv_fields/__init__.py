@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from tidekv_llm.config import PrefillConfig
-from tidekv_llm.service import CallOptions, EngineHandle, EngineSpec, call_options, model_identity
+from tidekv_llm.service import CALL_OPTIONS, CallOptions, EngineHandle, EngineSpec, call_options, model_identity
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -36,6 +36,11 @@ class TideKVFields(BaseModel):
     drafts: int | None = Field(
         default=None, ge=0, description="Most tokens that the document may suggest per step; default: 16, 0 for none."
     )
+    min_p: float | None = Field(default=None, ge=0, le=1, description="Least share of the best token's probability.")
+    repetition_penalty: float | None = Field(default=None, gt=0, description="Above 1: fewer repetitions.")
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2, description="Off tokens that the answer has.")
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2, description="The same for each occurrence.")
+    logit_bias: dict[int, float] | None = Field(default=None, description="Token id -> added to its logit.")
     context_window: int | None = Field(default=None, gt=0, description="Tokens; default: the model's own.")
     prefill: Any = Field(default=None, description="A PrefillConfig; its options may be given flat instead.")
     prefix_cache_bytes: int | None = Field(
@@ -135,8 +140,7 @@ class TideKVFields(BaseModel):
 
     def sampling_fields(self) -> dict[str, Any]:
         """The fields that a call can change."""
-        names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "drafts", "stop", "chat_template_kwargs")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*CALL_OPTIONS, "stop") if name != "max_new_tokens"}
 
     def identity(self) -> dict[str, Any]:
         """All on which the answer depends, the weights themselves too, for traces and cache keys; plain values."""

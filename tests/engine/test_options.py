@@ -46,6 +46,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["a", "b\ud83d"]}, r"stop string 'b\\ud83d' holds half of a character"),
     ({"max_tokens": 3}, "unknown option 'max_tokens'; the options are max_new_tokens, temperature"),
     ({"best_of": 2}, "unknown option 'best_of'"),
+    ({"min_p": 1.1}, "min_p=1.1 must be from 0 to 1"),
+    ({"min_p": "a"}, "min_p='a' must be a number"),
+    ({"repetition_penalty": 0}, "repetition_penalty=0 must be"),
+    ({"repetition_penalty": math.nan}, "repetition_penalty=nan must be"),
+    ({"presence_penalty": 3}, "presence_penalty=3 must be from -2 to 2"),
+    ({"frequency_penalty": None}, "frequency_penalty=None must be a number"),
+    ({"logit_bias": [5]}, r"logit_bias=\[5\] must be a mapping"),
+    ({"logit_bias": {"5": 1.0}}, "logit_bias has '5'; its keys must be token ids"),
+    ({"logit_bias": {5: math.inf}}, r"logit_bias\[5\]=inf must be"),
+    ({"grammar": "json"}, "grammar='json' must be a function"),
+    ({"logprobs": 21}, "logprobs=21 must be a whole number from 0 to 20"),
+    ({"logprobs": True}, "logprobs=True must be"),
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -11,6 +11,21 @@ from torch import Tensor
 from tidekv_llm.decode.reasoning import Delta
 from tidekv_llm.documents import Citation, Prompt
 from tidekv_llm.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the model found a token, by its own logits: before temperature, penalties and grammar.
+
+    Attributes:
+        token_id: what was said.
+        logprob: its log-probability.
+        alternatives: the most likely tokens with theirs, best first, as many as were asked for.
+    """
+
+    token_id: int
+    logprob: float
+    alternatives: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +38,7 @@ class Generation:
         token_ids: what was sampled, the end-of-sequence token not included.
         finish_reason: ``"stop"`` (end of sequence or a stop string) or ``"length"``.
         metrics: times and bytes.
+        logprobs: one for each of ``token_ids``, where they were asked for.
     """
 
     text: str
@@ -30,6 +46,7 @@ class Generation:
     token_ids: list[int]
     finish_reason: str
     metrics: Metrics
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +64,7 @@ class Answer:
         prompt: the prompt, with each page's token range.
         evidence: float32 [S], the scores each prompt position was kept for; None for query-agnostic selectors.
         page_strip_by_layer: kept positions per page (``prompt.spans``), one row per layer, summed over KV heads.
+        logprobs: of each token, reasoning included, where they were asked for.
     """
 
     text: str
@@ -59,6 +77,7 @@ class Answer:
     prompt: Prompt
     evidence: Tensor | None
     page_strip_by_layer: tuple[tuple[int, ...], ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def page_strip(self) -> tuple[int, ...]:
@@ -75,6 +94,7 @@ class Answer:
             "prompt_tokens": self.prompt_tokens,
             "warnings": list(self.warnings),
             "metrics": self.metrics.as_dict(),
+            **({"logprobs": [asdict(each) for each in self.logprobs]} if self.logprobs else {}),
         }
 
 

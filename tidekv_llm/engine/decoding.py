@@ -13,7 +13,7 @@ from tidekv_llm.decode.drafts import Drafts
 from tidekv_llm.decode.reasoning import Delta
 from tidekv_llm.decode.sampling import Sampler
 from tidekv_llm.decode.text import TextStream
-from tidekv_llm.engine.answers import Deltas, Generation
+from tidekv_llm.engine.answers import Deltas, Generation, TokenLogprob
 from tidekv_llm.engine.limits import memory_errors
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Decoding:
         self._drafts = Drafts(ids[0].tolist(), options.drafts) if options.drafts else None
         self._drafted: list[int] = []
         self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._stopped = False
         self._first_at = self._away = 0.0
 
@@ -125,6 +126,7 @@ class Decoding:
         for row, draft in zip(logits, [*self._drafted, None], strict=True):
             token = self._sampler(row)
             deltas += self._take(token)
+            self._note_logprob(row)
             if self.done or token != draft:
                 break
             accepted += 1
@@ -139,6 +141,14 @@ class Decoding:
         metrics = self._prefilled.metrics
         metrics.drafted_tokens += drafted
         metrics.accepted_tokens += accepted
+
+    def _note_logprob(self, logits: Tensor) -> None:
+        """How likely the token was that was just taken, if that is asked for and it is no end of sequence."""
+        if self._options.logprobs is not None and len(self._logprobs) < len(self._ids):
+            logprobs, token = logits.log_softmax(-1), self._ids[-1]
+            best = logprobs.topk(min(self._options.logprobs, logits.shape[-1]))
+            pairs = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+            self._logprobs.append(TokenLogprob(token, float(logprobs[token]), pairs))
 
     def _take(self, token: int) -> list[Delta]:
         """One token more, or the end of sequence, which is not among the tokens."""
@@ -163,7 +173,7 @@ class Decoding:
                 "with chat_template_kwargs={'enable_thinking': False} where the model's template knows that"
             )
         reason = "stop" if self._stopped else "length"
-        return Generation(text, reasoning, self._ids, reason, self._prefilled.metrics)
+        return Generation(text, reasoning, self._ids, reason, self._prefilled.metrics, tuple(self._logprobs))
 
     def _start_clock(self) -> None:
         if not self._first_at:

@@ -67,9 +67,13 @@ class _Batch:
                 self._drop(number, error)
             return
         for number, decoding, tokens in zip(wanted, decodings, wanted.values(), strict=True):
-            decoding.feed(logits[: len(tokens)])
-            logits = logits[len(tokens) :]
-            self._leave_if_done(number)
+            mine, logits = logits[: len(tokens)], logits[len(tokens) :]
+            try:
+                decoding.feed(mine)
+            except TideKVError as error:
+                self._drop(number, error)
+            else:
+                self._leave_if_done(number)
 
     def _wanted(self, number: int) -> list[int]:
         try:

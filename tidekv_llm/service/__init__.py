@@ -10,6 +10,7 @@ from tidekv_llm.service.identity import model_identity
 from tidekv_llm.service.messages import merged_messages, paired_turns
 from tidekv_llm.service.pool import EngineHandle, EnginePool, EngineSpec, ModelFacts
 from tidekv_llm.service.requests import (
+    CALL_OPTIONS,
     CallOptions,
     ModelCall,
     Reply,
@@ -23,6 +24,7 @@ from tidekv_llm.service.requests import (
 )
 
 __all__ = [
+    "CALL_OPTIONS",
     "CallOptions",
     "Delta",
     "DocumentRequest",

@@ -30,8 +30,10 @@ Emit = Callable[[Delta], None]
 Start = Callable[["EngineHandle", Any, Callable[[Any], None], threading.Event], None]
 ModelCall = Callable[["TideKV", Emit, threading.Event], "Reply"]
 
+_ADJUSTMENTS = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
 CALL_OPTIONS = (
     "max_tokens", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "drafts", "chat_template_kwargs",
+    *_ADJUSTMENTS,
 )  # fmt: skip
 
 
@@ -120,6 +122,9 @@ def call_options(
         seed=given.get("seed", defaults["seed"]),
         drafts=DEFAULT_DRAFTS if (drafts := given.get("drafts", defaults.get("drafts"))) is None else drafts,
     )
+    for name in _ADJUSTMENTS:
+        if (value := given.get(name, defaults.get(name))) is not None:
+            options[name] = value  # type: ignore[literal-required]
     settle(options)  # what cannot work is refused before it waits in a line
     return CallOptions(options, given.get("chat_template_kwargs", defaults.get("chat_template_kwargs")))
 
