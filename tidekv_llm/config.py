@@ -9,7 +9,7 @@ from tidekv_llm.errors import BudgetError, ConfigError
 
 AUTO_CHUNK: Literal["auto"] = "auto"
 
-POOLINGS = ("max", "avg", "none")
+POOLINGS = ("passage", "max", "avg", "none")
 WEIGHTS = ("uniform", "recency")
 LAYOUTS = ("auto", "rectangular", "flattened")
 KV_BITS = (16, 8, 4, 2)
@@ -54,7 +54,8 @@ class PrefillConfig:
         window_size: observation window W: the last prompt tokens, whose queries score all keys.
         sinks: first positions that are always kept.
         kernel_size: odd width of the pooling over neighbouring scores.
-        pooling: ``"max"``, ``"avg"`` or ``"none"``.
+        pooling: ``"passage"`` keeps lines and sentences whole, ``"max"`` and ``"avg"`` look at ``kernel_size``
+            neighbours, ``"none"`` at each position alone.
         weights: weights w_q of the observation queries (Eq. 7): ``"uniform"`` or ``"recency"``.
         beta: steepness of ``layer_budget="pyramid"``: the last layer gets a beta-th of the mean.
         floor_alpha: part of a layer's budget that ``head_budget="ada"`` shares out evenly, from 0 to 1.

@@ -13,6 +13,7 @@ BENCHMARKS = {
     "persistent": "no growth over many requests in one process (Table 5b)",
     "capacity": "the longest prompt under a memory limit (Table 6)",
     "selectors": "who stays: selectors and budgets against each other",
+    "quotes": "identifiers that must be copied whole: what eviction tears",
     "sessions": "many questions about one document",
     "decode-rate": "tokens per second of the cache's layouts and precisions",
 }

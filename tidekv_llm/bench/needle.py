@@ -18,6 +18,7 @@ from tidekv_llm.config import PrefillConfig
 from tidekv_llm.decode.loop import DecodeAdapter, decode_tokens
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.memory import MemoryMeter
+from tidekv_llm.passages import Passages
 from tidekv_llm.prefill.layer_major import run_layer_major
 from tidekv_llm.prefill.task import PrefillTask
 from tidekv_llm.request import Request
@@ -128,7 +129,12 @@ def make_needle(
 
 @torch.no_grad()
 def answers(
-    llm: TideKV, token_ids: Sequence[int], configs: Sequence[PrefillConfig], *, chunk_size: int = 1024
+    llm: TideKV,
+    token_ids: Sequence[int],
+    configs: Sequence[PrefillConfig],
+    *,
+    new_tokens: int = ANSWER_TOKENS,
+    chunk_size: int = 1024,
 ) -> list[str]:
     """One prefill and, from the cache that each configuration keeps, the beginning of the answer.
 
@@ -137,9 +143,8 @@ def answers(
     tokenizer, decoder = llm.tokenizer, llm.decoder
     assert tokenizer is not None
     ids, full = torch.tensor([list(token_ids)]), decoder.full_layers
-    fan_out = FanOut(
-        [Compressor(config, decoder.num_layers, len(token_ids), ANSWER_TOKENS, full) for config in configs]
-    )
+    sizes = (decoder.num_layers, len(token_ids), new_tokens, full, Passages.of(tokenizer, token_ids))
+    fan_out = FanOut([Compressor(config, *sizes) for config in configs])
     with MemoryMeter(decoder.device, weights=0) as meter:
         task = PrefillTask(PrefillConfig(), Request(), meter)
         hidden = run_layer_major(decoder, ids, task, fan_out, chunk_size=chunk_size).hidden
@@ -147,7 +152,7 @@ def answers(
     texts = []
     for kept in fan_out.caches:
         adapter = DecodeAdapter(decoder, kept, attention)
-        tokens = decode_tokens(adapter.step, logits, lambda row: int(row.argmax()), max_new_tokens=ANSWER_TOKENS)
+        tokens = decode_tokens(adapter.step, logits, lambda row: int(row.argmax()), max_new_tokens=new_tokens)
         answer = list(itertools.takewhile(lambda token: token != tokenizer.eos_token_id, tokens))
         texts.append(tokenizer.decode(answer))
     return texts

@@ -37,6 +37,8 @@ SNAPKV_GRID = (
     (32, "max", 21, "uniform"),
     (32, "avg", 21, "uniform"),
     (32, "max", 41, "uniform"),
+    (16, "passage", 1, "uniform"),
+    (32, "passage", 1, "uniform"),
     (32, "max", 7, "recency"),
     (16, "max", 21, "recency"),
     (64, "max", 21, "recency"),
@@ -266,7 +268,8 @@ def describe(outcome: Outcome) -> str:
     config = _config(outcome.kept_tokens, setting)
     name = str(config.selector)
     if name == "snapkv":
-        pooling = config.pooling if config.pooling == "none" else f"{config.pooling} {config.kernel_size}"
+        by_kernel = config.pooling in ("max", "avg")
+        pooling = f"{config.pooling} {config.kernel_size}" if by_kernel else config.pooling
         name += f", W={config.window_size}, {pooling}"
         name += "" if config.weights == "uniform" else f", {config.weights}"
     elif "window_size" in setting:

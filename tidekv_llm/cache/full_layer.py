@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tidekv_llm.attention import AttentionParams
 from tidekv_llm.cache.layer import StoredLayer
+from tidekv_llm.passages import Passages
 
 
 class Accumulator(Protocol):
@@ -35,6 +36,7 @@ class FullLayer:
         lse: float32 [B, Hq, W], log-sum-exp of those queries over their causal keys, or None.
         params: the layer's attention parameters.
         accumulated: what the selector's accumulator gathered over all chunks, or None.
+        passages: lines and sentences of the prompt, or None where its text is not known.
     """
 
     index: int
@@ -45,6 +47,7 @@ class FullLayer:
     lse: Tensor | None
     params: AttentionParams
     accumulated: Any = None
+    passages: Passages | None = None
 
     def observed_by(self, window: int) -> FullLayer:
         """The same layer with only the last ``window`` of its observation queries."""

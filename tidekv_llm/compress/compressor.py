@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from tidekv_llm.compress.cascade import Cascade
 from tidekv_llm.compress.layer_end import HeadKept, Kept, select_per_head, select_positions
 from tidekv_llm.compress.selectors import Selector, make_selector
 from tidekv_llm.config import PrefillConfig
+from tidekv_llm.passages import Passages
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Compressor:
         prompt_length: S.
         reserve: slots for decoded tokens in every layer's storage.
         full_layers: indices of the layers with full attention, default all; they share the budget.
+        passages: lines and sentences of the prompt, where its text is known.
     """
 
     config: PrefillConfig
@@ -36,6 +38,7 @@ class Compressor:
     prompt_length: int
     reserve: int = 0
     full_layers: Sequence[int] | None = None
+    passages: Passages | None = None
     selector: Selector = field(init=False)
     evidence: Tensor | None = field(init=False, default=None)
 
@@ -66,7 +69,7 @@ class Compressor:
         if window is not None:
             kept_last = _last_positions(layer, window)
             return RectangularLayer(layer.keys, layer.values, kept_last, reserve=self.reserve, window=window)
-        layer, cascade = layer.observed_by(self.window_size), self._cascade
+        layer, cascade = replace(layer.observed_by(self.window_size), passages=self.passages), self._cascade
         block = self.config.score_block_size
         budget = self._budgets[layer.index] if cascade is None else cascade.make_room(layer, block)
         kept = self._select(layer, budget)

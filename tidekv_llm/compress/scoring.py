@@ -87,7 +87,7 @@ def pool(scores: Tensor, kernel_size: int, pooling: str) -> Tensor:
     if pooling == "none" or kernel_size == 1:
         return scores
     half = kernel_size // 2
-    if pooling == "max":
+    if pooling in ("max", "passage"):
         return torch.nn.functional.max_pool1d(scores, kernel_size, stride=1, padding=half)
     return torch.nn.functional.avg_pool1d(scores, kernel_size, stride=1, padding=half)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -80,13 +80,20 @@ def _processors(sampling: Sampling) -> list[Processor]:
     if sampling.presence_penalty or sampling.frequency_penalty:
         found.append(_count_penalty(sampling.presence_penalty, sampling.frequency_penalty))
     if sampling.logit_bias:
-        from transformers.generation.logits_process import SequenceBiasLogitsProcessor
-
-        biases = [[[int(token)], float(bias)] for token, bias in sampling.logit_bias.items()]
-        found.append(SequenceBiasLogitsProcessor(biases))
+        found.append(_bias(sampling.logit_bias))
     if sampling.grammar is not None:
         found.append(sampling.grammar())
     return found
+
+
+def _bias(biases: Mapping[int, float]) -> Processor:
+    """Added to the logits of tokens; transformers' own refuses token 0 before 5.24."""
+
+    def process(ids: Tensor, scores: Tensor) -> Tensor:
+        tokens = torch.tensor([int(token) for token in biases], device=scores.device)
+        return scores.index_add(1, tokens, scores.new_tensor([float(bias) for bias in biases.values()])[None])
+
+    return process
 
 
 def _count_penalty(presence: float, frequency: float) -> Processor:

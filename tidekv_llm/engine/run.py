@@ -25,6 +25,7 @@ from tidekv_llm.errors import CacheError
 from tidekv_llm.evidence import kept_per_page
 from tidekv_llm.memory import MemoryMeter, MemoryReport
 from tidekv_llm.metrics import Metrics
+from tidekv_llm.passages import Passages
 from tidekv_llm.planner import choose_chunk_size, require_memory
 from tidekv_llm.prefill.result import Prefilled
 from tidekv_llm.prefill.task import PrefillTask
@@ -279,6 +280,7 @@ class Run:
                 reused=plan.reused,
                 writer=filling,
                 all_outputs=prompt.all_outputs,
+                passages=self._passages(prompt),
             )
             built = make_schedule(config.schedule).build(decoder, prompt.ids, task)
             logits = decoder.logits(built.hidden[:, -1])[0]
@@ -294,6 +296,13 @@ class Run:
         metrics.prefill_seconds = metrics.ttft_seconds = seconds
         metrics.compress_seconds = request.seconds.get("compress", 0.0)
         return Prefilled(built.cache, logits, prompt.length, metrics, built.evidence, built.hidden[0])
+
+    def _passages(self, prompt: RunInput) -> Passages | None:
+        """Lines and sentences of the prompt, if they are asked for and there is a tokenizer to find them with."""
+        tokenizer = self.hold.get().tokenizer
+        if self.config.pooling != "passage" or tokenizer is None:
+            return None
+        return Passages.of(tokenizer, prompt.ids[0].tolist())
 
     def _metrics(self, report: MemoryReport, prompt_tokens: int) -> Metrics:
         notes = list(self.notes)

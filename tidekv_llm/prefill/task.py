@@ -7,6 +7,7 @@ from typing import Any
 
 from tidekv_llm.config import PrefillConfig
 from tidekv_llm.memory import MemoryMeter
+from tidekv_llm.passages import Passages
 from tidekv_llm.prefill.prefix import PrefixReader, PrefixWriter
 from tidekv_llm.request import Request
 
@@ -26,6 +27,7 @@ class PrefillTask:
         writer: takes the keys and values of the first positions while they pass by, or None.
         all_outputs: also compute the last layer's hidden states that the next token does not need (to measure
             fidelity).
+        passages: lines and sentences of the prompt, where its text is known and the options ask for them.
     """
 
     config: PrefillConfig
@@ -37,6 +39,7 @@ class PrefillTask:
     reused: int = 0
     writer: PrefixWriter | None = None
     all_outputs: bool = False
+    passages: Passages | None = None
 
     def with_options(self, **changes: Any) -> PrefillTask:
         """The same task with some of the config's options changed."""

@@ -14,4 +14,4 @@ from tidekv_llm.prefill.task import PrefillTask
 def compressing(decoder: Decoder, token_ids: Tensor, task: PrefillTask, **changes: Any) -> Compressor:
     """A compressor for ids [B, S] with the task's options, some of them changed."""
     config = task.config.replace(**changes)
-    return Compressor(config, decoder.num_layers, token_ids.shape[1], task.reserve, decoder.full_layers)
+    return Compressor(config, decoder.num_layers, token_ids.shape[1], task.reserve, decoder.full_layers, task.passages)

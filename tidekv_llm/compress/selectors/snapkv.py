@@ -12,6 +12,7 @@ from tidekv_llm.cache.full_layer import FullLayer
 from tidekv_llm.compress.scoring import OnceEach, pool, query_weights, window_lse, window_weights
 from tidekv_llm.compress.selectors.base import Scorer, Selector, register_selector
 from tidekv_llm.config import PrefillConfig
+from tidekv_llm.passages import Passages
 
 
 @register_selector
@@ -25,7 +26,9 @@ class SnapKV(Selector):
 
     Args:
         kernel_size: odd width of the pooling.
-        pooling: ``"max"``, ``"avg"`` or ``"none"``.
+        pooling: ``"max"``, ``"avg"``, ``"none"``, or ``"passage"``: every key of a line or sentence scores as its best
+            one, so that it stays or goes as a whole. Where the text is not known (ids without a tokenizer, layers
+            that are not the whole prompt) this is ``"max"``.
         weights: Eq. 7's w_q: ``"uniform"`` 1/W each, or ``"recency"``, rising linearly to the last query.
     """
 
@@ -51,6 +54,8 @@ class SnapKV(Selector):
             return torch.einsum("bhgwn,w->bhn", attention, share) / layer.group_size
 
         once = OnceEach(weights)
+        if self.pooling == "passage" and layer.passages is not None:
+            return _by_passage(once, layer.passages, prefix_length)
 
         def scores(start: int, stop: int) -> Tensor:
             # Neighbours on both sides take part in the pooling, as far as the prefix goes.
@@ -58,3 +63,14 @@ class SnapKV(Selector):
             return pool(once(left, right), self.kernel_size, self.pooling)[..., start - left : stop - left]
 
         return scores
+
+
+def _by_passage(weights: OnceEach, passages: Passages, prefix_length: int) -> Scorer:
+    """Scores of keys [start, stop) from the weights of all passages that they touch."""
+
+    def scores(start: int, stop: int) -> Tensor:
+        left, right = passages.around(start, stop)
+        best = passages.highest(weights(left, min(right, prefix_length)), left)
+        return best[..., start - left : stop - left]
+
+    return scores
