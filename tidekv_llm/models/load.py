@@ -64,6 +64,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     compute_dtype: str | torch.dtype | None = None,
+    weight_bits: int = 16,
     context_window: int | None = None,
     progress: Progress | None = None,
     **transformers_options: Any,
@@ -78,6 +79,8 @@ def load(
             (:func:`tidekv_llm.hardware.stored_as`).
         compute_dtype: what layers compute in, made ready one at a time. Default: float32 on a CPU that does not
             multiply bfloat16 natively, else as stored.
+        weight_bits: 8 (a scale per row) or 4 (a scale and a zero per 32 numbers; embedding and head in 8)
+            quantises while loading: less memory, answers no longer those of the checkpoint. On a CPU only.
         context_window: tokens; default: what the model was trained for. smollm2-135m goes up to 32,768
             with YaRN.
         progress: called with a message and the fraction done while the embedded model is fetched, and while
@@ -101,6 +104,7 @@ def load(
     if source.kind == "alias":
         folder = embedded.ensure_embedded(progress)
         source = ModelSource(kind="alias", name=source.name, path=folder)
+    _check_bits(weight_bits, device, source, transformers_options)
     chosen_device = _device(device, transformers_options)
     legacy_dtype = transformers_options.pop("torch_dtype", None)  # its name before transformers 5
     computing = None if compute_dtype is None else _floating("compute_dtype", compute_dtype)
@@ -110,9 +114,12 @@ def load(
         config = _read_config(where, file_options, transformers_options.pop("config", None))
         tokenizer = _read_tokenizer(where, file_options, source)
         window, rope_note = apply_window(config, context_window, source, _tokenizer_limit(tokenizer))
-        chosen_dtype = wanted_dtype or stored_as(_checkpoint_dtype(config), chosen_device or default_device())
+        chosen_dtype = wanted_dtype or _stored_dtype(config, weight_bits, chosen_device or default_device())
         options = {**file_options, **transformers_options, "dtype": chosen_dtype}
-        model = _read_weights(where, config, source, chosen_device, options)
+        if weight_bits < 16:
+            model = _read_quantised(where, config, source, weight_bits, options)
+        else:
+            model = _read_weights(where, config, source, chosen_device, options)
     if rope_note:
         logger.warning("%s: %s", source.name, rope_note)
     return LoadedModel(
@@ -207,9 +214,27 @@ def _floating(option: str, value: str | torch.dtype) -> torch.dtype:
     return floating_dtype(option, value)
 
 
-def _checkpoint_dtype(config: PretrainedConfig) -> torch.dtype | None:
-    """What the configuration says that the weights are stored in, None if it does not."""
-    return getattr(config, "dtype", None)
+def _stored_dtype(config: PretrainedConfig, bits: int, device: torch.device) -> torch.dtype:
+    """What is stored in where nobody says; of quantised weights what else there is, in two bytes."""
+    import torch
+
+    return torch.bfloat16 if bits < 16 else stored_as(getattr(config, "dtype", None), device)
+
+
+def _check_bits(bits: int, device: str | torch.device | None, source: ModelSource, options: Mapping[str, Any]) -> None:
+    from tidekv_llm.weights.quantise import check_bits
+
+    check_bits(bits)
+    if bits == 16:
+        return
+    if source.kind == "gguf":
+        raise ConfigError(f"weight_bits={bits}: a GGUF file has its own; leave weight_bits out")
+    for name in ("device_map", "quantization_config"):
+        if options.get(name) is not None:
+            raise ConfigError(f"weight_bits={bits} and {name}: give one of them")
+    kind = str(device or default_device()).split(":")[0]
+    if kind != "cpu":
+        raise ConfigError(f"weight_bits={bits} is for the CPU, not {kind}; use device='cpu' or a quantization_config")
 
 
 # -- reading --------------------------------------------------------------------------------------------
@@ -289,6 +314,29 @@ def _read_weights(
         where, config=config, trust_remote_code=False, output_loading_info=True, **options
     )
     _refuse_missing(report.get("missing_keys") or (), source)
+    return _ready_for_inference(model)
+
+
+def _read_quantised(
+    where: str, config: PretrainedConfig, source: ModelSource, bits: int, options: dict[str, Any]
+) -> PreTrainedModel:
+    """Weights quantised as they are read, or after they were read where a checkpoint has names of its own."""
+    from tidekv_llm.models.direct import SafetensorsFolder, can_read, empty_model, fill
+    from tidekv_llm.weights.quantise import quantise_model
+
+    folder = source.path
+    if folder is not None and options["dtype"] != "auto":
+        model, files = empty_model(config, options["dtype"]), SafetensorsFolder(folder)
+        if can_read(model, files):
+            return _ready_for_inference(fill(model, files, bits))
+    import torch
+
+    model = _read_weights(where, config, source, torch.device("cpu"), options)
+    quantise_model(model, bits)
+    return model
+
+
+def _ready_for_inference(model: PreTrainedModel) -> PreTrainedModel:
     model.eval()
     model.requires_grad_(False)
     return model
