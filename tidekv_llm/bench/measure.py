@@ -119,18 +119,10 @@ class _Clock:
 
 def _hf_one_shot(llm: TideKV, prompt: list[int], new_tokens: int) -> dict[str, Any]:
     """``model.generate`` as transformers ships it, with SDPA attention and a growing cache."""
-    ids = torch.tensor([prompt], device=llm.device)
     clock = _Clock()
     with MemoryMeter(llm.device, weights=weight_bytes(llm.model)) as meter:
         begin = time.perf_counter()
-        output = llm.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new_tokens,
-            min_new_tokens=new_tokens,
-            do_sample=False,
-            streamer=clock,
-        )
+        output = _generate(llm, prompt, new_tokens, clock)
         report = meter.report()
     first, last = clock.times[1], clock.times[-1]  # the prompt itself is put first
     return {
@@ -147,6 +139,26 @@ def _hf_one_shot(llm: TideKV, prompt: list[int], new_tokens: int) -> dict[str, A
     }
 
 
+def generate_times(llm: TideKV, prompt: list[int], new_tokens: int) -> list[float]:
+    """When ``model.generate`` gave the prompt back and each new token."""
+    clock = _Clock()
+    _generate(llm, prompt, new_tokens, clock)
+    return clock.times
+
+
+def _generate(llm: TideKV, prompt: list[int], new_tokens: int, clock: _Clock) -> Tensor:
+    ids = torch.tensor([prompt], device=llm.device)
+    output: Tensor = llm.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new_tokens,
+        min_new_tokens=new_tokens,
+        do_sample=False,
+        streamer=clock,
+    )
+    return output
+
+
 def _full_kv(llm: TideKV, prompt: list[int]) -> int:
     """Bytes of the full KV that the growing cache ends with."""
     return llm.shape.num_layers * llm.shape.kv_bytes(len(prompt))
@@ -157,4 +169,4 @@ def measure_job(**fields: Any) -> dict[str, Any]:
     return measure(Measurement(**fields))
 
 
-__all__ = ["HF_ONE_SHOT", "WARM_UP_TOKENS", "Measurement", "measure", "measure_job", "tidy_heap"]
+__all__ = ["HF_ONE_SHOT", "WARM_UP_TOKENS", "Measurement", "generate_times", "measure", "measure_job", "tidy_heap"]

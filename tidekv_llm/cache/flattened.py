@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.attention import AttentionParams, BoundKeys, Scratch
+from tidekv_llm.cache.few_tokens import FEW, attend_to_rows
 from tidekv_llm.cache.head_attention import head_attention
 from tidekv_llm.cache.layer import StoredLayer, grown
-from tidekv_llm.cache.one_token import attend_to_rows
 from tidekv_llm.cache.rows import FlatRows, PromptRows, QuantisedRows, restore_rows
 
 
@@ -89,8 +89,8 @@ class FlattenedLayer(StoredLayer):
         return head_attention(query, self.rows, tail, params, self._scratch)
 
     def step(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
-        """Append and attend; a single token is compared with all heads' rows in one product."""
-        if query.shape[0] > 1 or query.shape[2] > 1:
+        """Append and attend; a few tokens are compared with all heads' rows in one product."""
+        if query.shape[0] > 1 or query.shape[2] > FEW:
             return super().step(query, key, value, params)
         self.update(key, value)
         tail = (self.tail_keys[:, :, : self._used], self.tail_values[:, :, : self._used])

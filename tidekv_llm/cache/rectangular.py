@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tidekv_llm.attention import AttentionDispatch, AttentionParams, Scratch
+from tidekv_llm.cache.few_tokens import FEW, attend_to_slots
 from tidekv_llm.cache.layer import StoredLayer, grown
-from tidekv_llm.cache.one_token import attend_to_slots
 
 
 class RectangularLayer(StoredLayer):
@@ -65,12 +65,11 @@ class RectangularLayer(StoredLayer):
         return attention.attend(query, key, value, params, scratch)[0]
 
     def step(self, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
-        """Append and attend; a single token is compared with all heads' slots in one product."""
-        if query.shape[2] > 1:
+        """Append and attend; a few tokens are compared with all heads' slots in one product."""
+        if query.shape[2] > FEW:
             return super().step(query, key, value, params)
         self.update(key, value)
-        first = 0 if params.window is None else max(0, self._physical - params.window)
-        return attend_to_slots(query, self.keys, self.values, (first, self._physical), params)
+        return attend_to_slots(query, self.keys, self.values, self._physical, params)
 
     def rollback(self, count: int) -> None:
         """Forget the newest ``count`` decoded tokens."""

@@ -208,6 +208,11 @@ class WeightsUser:
         return self._open().decoder
 
     @property
+    def steps(self) -> PlainDecoder | LayerByLayer:
+        """How answers are decoded, for tools that decode."""
+        return self._open().steps()[0]
+
+    @property
     def cache_owner(self) -> CacheOwner:
         """What a saved cache must have been saved for (``cache.save(path, llm.cache_owner)``)."""
         return self._open().owner
