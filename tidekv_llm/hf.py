@@ -334,6 +334,13 @@ class Decoder:
             hook.remove()
         return outputs[-1]
 
+    def own_logits(self, token_ids: Tensor) -> Tensor:
+        """Next-token logits float32 [vocab] by the model's own forward over ids [1, S]."""
+        few = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        last = {"logits_to_keep": 1} if few else {}  # a head that is made of a small form takes long for all of them
+        logits: Tensor = self.model(token_ids.to(self.device), use_cache=False, **last).logits
+        return logits[0, -1].float()
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits float32 [B, vocab] from the last layer's output [B, d_model]."""
         logits: Tensor = self.head(self.backbone.norm(hidden.to(self.dtype))).float()

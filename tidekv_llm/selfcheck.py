@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -34,15 +35,19 @@ def check_decoder(decoder: Decoder) -> float:
     """
     name = type(decoder.model).__name__
     token_ids = _random_ids(decoder, PROMPT_TOKENS)
-    expected = decoder.model(token_ids.to(decoder.device), use_cache=False).logits[0, -1].float()
+    expected = decoder.own_logits(token_ids)
     try:
-        found = _our_logits(decoder, token_ids)
+        # As the model computes itself: in another dtype a router may choose other experts, which is no fault.
+        with _computing_as_stored(decoder):
+            found = _our_logits(decoder, token_ids)
+        if decoder.compute_dtype != decoder.dtype and not _our_logits(decoder, token_ids).isfinite().all():
+            raise UnsupportedModelError(f"{name}: its layers cannot be computed in {decoder.compute_dtype}")
     except TideKVError:
         raise
     except Exception as error:
         raise UnsupportedModelError(f"{name}: its layers cannot be run one by one ({reason(error)})") from error
     error_size = float((found - expected).norm() / expected.norm().clamp_min(1e-30))
-    if not error_size <= _tolerance(decoder):  # a NaN must fail too
+    if not error_size <= TOLERANCE.get(decoder.dtype, 0.1):  # a NaN must fail too
         if decoder.model.training:
             raise UnsupportedModelError(
                 f"{name}: the self-check failed, and the model is in training mode, where dropout makes every "
@@ -55,9 +60,14 @@ def check_decoder(decoder: Decoder) -> float:
     return error_size
 
 
-def _tolerance(decoder: Decoder) -> float:
-    """Of the coarser of the two dtypes."""
-    return max(TOLERANCE.get(dtype, 0.1) for dtype in (decoder.dtype, decoder.compute_dtype))
+@contextmanager
+def _computing_as_stored(decoder: Decoder) -> Iterator[None]:
+    """Layers compute in the dtype that they are stored in while the block runs."""
+    before, decoder.compute_dtype = decoder.compute_dtype, decoder.dtype
+    try:
+        yield
+    finally:
+        decoder.compute_dtype = before
 
 
 def plain_decoder(decoder: Decoder, alone: Callable[[], bool]) -> tuple[PlainDecoder | None, str]:
@@ -70,7 +80,7 @@ def plain_decoder(decoder: Decoder, alone: Callable[[], bool]) -> tuple[PlainDec
         error_size = _plain_error(decoder, plain)
     except NotPlainError as error:
         return None, f"decoding takes the model's own layers, which is slower: {error}"
-    if not error_size <= _tolerance(decoder):
+    if not error_size <= TOLERANCE.get(decoder.dtype, 0.1):
         return None, f"decoding takes the model's own layers, which is slower: plain ones differ by {error_size:.3g}"
     return plain, ""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tidekv_apps.security import check_bind, parse_auth
 from tidekv_apps.settings import AppOptions
-from tidekv_llm.arguments import whole_number
+from tidekv_llm.arguments import count, whole_number
 from tidekv_llm.errors import ConfigError
 
 SUMMARY = "open the document-QA web app"
@@ -31,7 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context-window", type=whole_number, help="most tokens, prompt and answer (default: the model's own)"
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: the GPU if there is one)")
-    parser.add_argument("--dtype", help="bfloat16, float16 or float32 (default: what the device is good at)")
+    parser.add_argument("--dtype", help="of the weights: bfloat16, float32... (default: the checkpoint's bytes)")
+    parser.add_argument(
+        "--compute-dtype", help="what layers compute in, one made ready at a time (default: what is fastest here)"
+    )
+    parser.add_argument(
+        "--weight-bits", type=count, default=16, help="8 or 4: quantise while loading, on a CPU (default: %(default)s)"
+    )
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
@@ -53,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
         auth=auth,
         device=options.device,
         dtype=options.dtype,
+        load_options={"compute_dtype": options.compute_dtype, "weight_bits": options.weight_bits},
         context_window=options.context_window,
     )
     try:

@@ -30,10 +30,7 @@ class Models:
         )
         assert pool.line is not None
         self.line = pool.line
-        self._handles = {
-            name: EngineHandle(EngineSpec(name, options.device, options.dtype, options.context_window), pool)
-            for name in options.models
-        }
+        self._handles = {name: EngineHandle(_spec(name, options), pool) for name in options.models}
         self._first = options.models[0]
         self.message = "The model is loading"
         self.fraction = 0.0
@@ -76,3 +73,7 @@ class Models:
 
     def _progress(self, message: str, fraction: float) -> None:
         self.message, self.fraction = message, fraction
+
+
+def _spec(model: str, options: AppOptions) -> EngineSpec:
+    return EngineSpec(model, options.device, options.dtype, options.context_window, options.load_options)

@@ -74,6 +74,7 @@ class AppOptions:
         auth: user name and password, or None for no login.
         device: where the models run; None chooses.
         dtype: of the weights; None chooses.
+        load_options: further keywords of ``TideKV.from_pretrained``.
         context_window: most tokens of prompt and answer; None takes the model's own.
         limits: what users may take.
     """
@@ -84,6 +85,7 @@ class AppOptions:
     auth: tuple[str, str] | None = None
     device: str | None = None
     dtype: str | None = None
+    load_options: dict[str, Any] = field(default_factory=dict)
     context_window: int | None = None
     limits: Limits = field(default_factory=Limits)
 

@@ -126,7 +126,7 @@ def test_a_gguf_file_is_told_by_our_progress_and_draws_no_bar_of_its_own(
 ) -> None:
     path, told = write_tiny_gguf(tmp_path / "tiny.gguf"), []
     load(path, dtype="float32", device="cpu", progress=lambda message, fraction: told.append((message, fraction)))
-    assert told[0][0].startswith("unpacking tensor 1 of ")
+    assert told[0][0].startswith("mapping tensor 1 of ")
     assert [fraction for _, fraction in told] == sorted({fraction for _, fraction in told})
     assert told[-1][1] == 1.0
     load(path, dtype="float32", device="cpu")  # nobody listens

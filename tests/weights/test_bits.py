@@ -14,6 +14,7 @@ from tests.tiny_models import FAMILIES, random_prompt, tiny_model
 from tidekv_llm import PrefillConfig, TideKV
 from tidekv_llm.errors import ConfigError
 from tidekv_llm.models import load
+from tidekv_llm.models.shapes import shape_of_config
 from tidekv_llm.weights.forms import Form, Int4, Int8, has_packed_kernels, quantised
 from tidekv_llm.weights.quantise import quantise_model
 from tidekv_llm.weights.stored import StoredLinear, lacks_numbers
@@ -146,3 +147,14 @@ def test_options_that_exclude_bits_are_one_line(tmp_path: Path, options: dict[st
     with pytest.raises(ConfigError, match="weight_bits=8") as caught:
         load(save_tiny_llama(tmp_path), weight_bits=8, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3_moe"])
+def test_a_plan_foresees_the_bytes_of_quantised_weights(family: str, bits: int) -> None:
+    model = quantised_model(family, bits, torch.bfloat16)
+    found = TideKV(model, prefill=EVERYTHING, compute_dtype="float32").shape
+    planned = shape_of_config(model.config, compute_dtype="float32", weight_bits=bits)
+    assert planned.weight_bytes == pytest.approx(found.weight_bytes, rel=0.01)
+    assert planned.ready_bytes == pytest.approx(found.ready_bytes, rel=0.01)
+    assert planned.activation_bytes == found.activation_bytes == 4

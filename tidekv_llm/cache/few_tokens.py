@@ -73,7 +73,7 @@ def attend_to_rows(query: Tensor, rows: PromptRows, tail: tuple[Tensor, Tensor],
     mine = torch.arange(kv_heads, device=owner.device, dtype=owner.dtype)
     scores[..., :kept].masked_fill_(owner != mine[:, None, None], -math.inf)
     shares = _shares(scores, params.sinks, count)
-    out = torch.mm(shares[..., :kept].reshape(-1, kept), values).view(kv_heads, -1, values.shape[-1])
+    out = torch.mm(shares[..., :kept].flatten(0, -2), values).view(kv_heads, -1, values.shape[-1])
     return _by_token(out.baddbmm_(shares[..., kept:], tail[1][0]), (1, heads, count))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tidekv_llm.arguments import chunk_size, whole_number
+from tidekv_llm.arguments import chunk_size, count, whole_number
 from tidekv_llm.cli.answers import AskConsole
 from tidekv_llm.cli.questions import AnswerLines, read_lines
 from tidekv_llm.config import PrefillConfig
@@ -44,7 +44,13 @@ def add_command(commands: Any) -> None:
         "--context-window", type=whole_number, help="most tokens, prompt and answer (default: the model's own)"
     )
     ask.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: the GPU if there is one)")
-    ask.add_argument("--dtype", help="bfloat16, float16 or float32 (default: what the device is good at)")
+    ask.add_argument("--dtype", help="of the weights: bfloat16, float16 or float32 (default: the checkpoint's bytes)")
+    ask.add_argument(
+        "--compute-dtype", help="what layers compute in, one made ready at a time (default: what is fastest here)"
+    )
+    ask.add_argument(
+        "--weight-bits", type=count, default=16, help="8 or 4: quantise while loading, on a CPU (default: %(default)s)"
+    )
     ask.add_argument("--pages", help="only these pages of every file, such as 1-3,7")
     ask.add_argument("--password", help="for encrypted PDFs")
     ask.add_argument("--session", metavar="NAME", help="keep what was read on disk: later questions cost a fraction")
@@ -87,6 +93,8 @@ def run(options: argparse.Namespace) -> int:
             prefill=config,
             device=options.device,
             dtype=options.dtype,
+            compute_dtype=options.compute_dtype,
+            weight_bits=options.weight_bits,
             context_window=options.context_window,
             load_progress=console.loading,
         ) as llm:

@@ -38,6 +38,8 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--bridge", choices=("device", "host"), default="device", help="default: %(default)s")
     parser.add_argument("--mlp-chunk-size", type=whole_number, default=0, help="split the MLP further (default: no)")
     parser.add_argument("--dtype", default="bfloat16", help="of weights and cache (default: %(default)s)")
+    parser.add_argument("--compute-dtype", help="of the layer at work (default: the same)")
+    parser.add_argument("--weight-bits", type=count, default=16, help="16, 8 or 4 (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -58,7 +60,12 @@ def run(options: argparse.Namespace) -> int:
         bridge=options.bridge,
         mlp_chunk_size=options.mlp_chunk_size,
     )
-    shape = shape_of_config(find_config(options.model, layers=options.layers), dtype=options.dtype)
+    shape = shape_of_config(
+        find_config(options.model, layers=options.layers),
+        dtype=options.dtype,
+        compute_dtype=options.compute_dtype,
+        weight_bits=options.weight_bits,
+    )
     plan = Plan(shape, options.context, config, batch=options.batch, device=options.device)
     rows = plan_table(plan, memory)
     if options.json:

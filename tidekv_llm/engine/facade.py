@@ -102,8 +102,7 @@ class TideKV(WeightsUser):
             compute_dtype=loaded.compute_dtype,
             name=loaded.name,
         )
-        if loaded.rope_note:
-            engine._notes = (loaded.rope_note,)
+        engine._notes = tuple(note for note in (loaded.rope_note, loaded.weights_note) if note)
         return engine
 
     def _attach(self, hold: Hold, config: PrefillConfig, context_window: int, notes: tuple[str, ...]) -> None:

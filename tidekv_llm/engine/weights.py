@@ -54,7 +54,6 @@ class Weights:
     ) -> None:
         self.model, self.tokenizer, self.name = model, tokenizer, name
         self.decoder = Decoder(model, compute_dtype)
-        self.nbytes = weight_bytes(model)
         self.lock = FairLock()
         self.users = 0
         self.pool = PrefixPool()
@@ -62,6 +61,7 @@ class Weights:
         self._plain: tuple[object, PlainDecoder | None, str] | None = None
         Weights._all.add(self)
         self.steps()
+        self.nbytes = weight_bytes(model)  # last: what decodes from a small form has made it by now
 
     def steps(self) -> tuple[PlainDecoder | LayerByLayer, str]:
         """How answers are decoded, and a note if that is not the quick way; found again if modules were exchanged."""

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 def weight_bytes(model: torch.nn.Module) -> int:
-    """Bytes of the distinct storages behind a model's parameters and buffers; tied weights count once."""
+    """Bytes of the distinct storages behind a model's parameters and buffers; tied weights count once.
+
+    Buffers that a module names in ``mapped`` are pages of a file, which the system takes back when it needs them.
+    """
     sizes: dict[tuple[str, int], int] = {}
     for tensor in _plain_tensors(model):
         storage = tensor.untyped_storage()
@@ -21,9 +24,11 @@ def weight_bytes(model: torch.nn.Module) -> int:
 
 
 def _plain_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    # remove_duplicate=False costs nothing: storages are compared later anyway.
-    for tensor in (*model.parameters(), *model.buffers()):
-        yield from _flatten(tensor)
+    for module in model.modules():
+        mapped: frozenset[str] = getattr(module, "mapped", frozenset())
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and name not in mapped:
+                yield from _flatten(tensor)
 
 
 def _flatten(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -81,7 +81,7 @@ def fill(
     model: PreTrainedModel,
     source: WeightSource,
     bits: int,
-    report: Callable[[float], None] = lambda done: None,
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> PreTrainedModel:
     """Put every weight in its place, in ``bits`` bits or in the form that the source gives.
 
@@ -89,12 +89,12 @@ def fill(
         model: from :func:`empty_model`.
         source: one that :func:`can_read` says yes to.
         bits: 16 for dense numbers in the model's dtype, 8 or 4.
-        report: called with the fraction done.
+        report: called with how many weights are in place, and of how many.
     """
     names = wanted_names(model)
     for number, name in enumerate(names, start=1):
         _place(model, name, source.read(name), bits)
-        report(number / len(names))
+        report(number, len(names))
     tie_forms(model)
     model.tie_weights()
     return model

@@ -21,10 +21,12 @@ from tidekv_llm.errors import (
     reason,
 )
 from tidekv_llm.hardware import default_device, stored_as
+from tidekv_llm.memory import weight_bytes
 from tidekv_llm.models import embedded
 from tidekv_llm.models.loading import Progress, only_our_progress
 from tidekv_llm.models.sources import CONVERT_REMEDY, ModelSource, hub_reason, resolve
 from tidekv_llm.models.window import apply_window
+from tidekv_llm.sizes import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +49,7 @@ class LoadedModel:
         rope_note: how positions were stretched beyond training, None if they were not.
         source: where it came from.
         compute_dtype: what its layers shall compute in, None for what is fastest here.
+        weights_note: why a GGUF file's weights were unpacked, and to how much; None if they were not.
     """
 
     model: PreTrainedModel
@@ -56,6 +59,7 @@ class LoadedModel:
     rope_note: str | None = None
     source: ModelSource
     compute_dtype: torch.dtype | None = None
+    weights_note: str | None = None
 
 
 def load(
@@ -114,12 +118,17 @@ def load(
         config = _read_config(where, file_options, transformers_options.pop("config", None))
         tokenizer = _read_tokenizer(where, file_options, source)
         window, rope_note = apply_window(config, context_window, source, _tokenizer_limit(tokenizer))
-        chosen_dtype = wanted_dtype or _stored_dtype(config, weight_bits, chosen_device or default_device())
+        small = weight_bits < 16 or source.kind == "gguf"
+        chosen_dtype = wanted_dtype or _stored_dtype(config, small, chosen_device or default_device())
         options = {**file_options, **transformers_options, "dtype": chosen_dtype}
+        note: str | None = None
         if weight_bits < 16:
             model = _read_quantised(where, config, source, weight_bits, options)
         else:
-            model = _read_weights(where, config, source, chosen_device, options)
+            model, note = _read_gguf(config, source, chosen_device, options, progress)
+            if model is None:
+                model = _read_weights(where, config, source, chosen_device, options)
+                note = note and f"{note} {format_bytes(weight_bytes(model))} in memory"
     if rope_note:
         logger.warning("%s: %s", source.name, rope_note)
     return LoadedModel(
@@ -130,6 +139,7 @@ def load(
         rope_note=rope_note,
         source=source,
         compute_dtype=computing,
+        weights_note=note,
     )
 
 
@@ -214,11 +224,11 @@ def _floating(option: str, value: str | torch.dtype) -> torch.dtype:
     return floating_dtype(option, value)
 
 
-def _stored_dtype(config: PretrainedConfig, bits: int, device: torch.device) -> torch.dtype:
+def _stored_dtype(config: PretrainedConfig, small: bool, device: torch.device) -> torch.dtype:
     """What is stored in where nobody says; of quantised weights what else there is, in two bytes."""
     import torch
 
-    return torch.bfloat16 if bits < 16 else stored_as(getattr(config, "dtype", None), device)
+    return torch.bfloat16 if small and device.type == "cpu" else stored_as(getattr(config, "dtype", None), device)
 
 
 def _check_bits(bits: int, device: str | torch.device | None, source: ModelSource, options: Mapping[str, Any]) -> None:
@@ -334,6 +344,34 @@ def _read_quantised(
     model = _read_weights(where, config, source, torch.device("cpu"), options)
     quantise_model(model, bits)
     return model
+
+
+def _read_gguf(
+    config: PretrainedConfig,
+    source: ModelSource,
+    device: torch.device | None,
+    options: dict[str, Any],
+    progress: Progress | None,
+) -> tuple[PreTrainedModel | None, str | None]:
+    """A GGUF file's weights as they lie in it; or None, and a note that says why they are unpacked."""
+    if source.kind != "gguf" or source.path is None or "quantization_config" in options:
+        return None, None
+    if device is None or device.type != "cpu" or options["dtype"] == "auto":
+        return None, None
+    from tidekv_llm.models.direct import can_read, empty_model, fill
+    from tidekv_llm.models.gguf_file import GgufFile
+
+    model = empty_model(config, options["dtype"])
+    file = GgufFile(source.path, model)
+    why = file.uncovered or ("" if can_read(model, file) else "whose tensors have other names")
+    if why:
+        return None, f"a GGUF file {why} is unpacked: {format_bytes(source.path.stat().st_size)} of it became"
+
+    def report(done: int, total: int) -> None:
+        if progress is not None:
+            progress(f"mapping tensor {done} of {total}", done / total)
+
+    return _ready_for_inference(fill(model, file, 16, report)), None
 
 
 def _ready_for_inference(model: PreTrainedModel) -> PreTrainedModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ from tidekv_llm.memory import weight_bytes
 from tidekv_llm.shapes import ModelShape
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel
 
     from tidekv_llm.hf import Decoder
 
@@ -41,30 +43,48 @@ def shape_of(decoder: Decoder, nbytes: int) -> ModelShape:
 
 
 def shape_of_config(
-    config: PretrainedConfig | Mapping[str, Any] | str | os.PathLike[str], *, dtype: str = "bfloat16"
+    config: PretrainedConfig | Mapping[str, Any] | str | os.PathLike[str],
+    *,
+    dtype: str = "bfloat16",
+    compute_dtype: str | None = None,
+    weight_bits: int = 16,
 ) -> ModelShape:
     """The dimensions of a model that is not loaded: nothing but shapes is built.
 
     Args:
         config: a transformers config, its dict, or a config.json.
         dtype: what the weights would be loaded as.
+        compute_dtype: what layers would be computed in; None for the same.
+        weight_bits: 16, or what the weights would be quantised to.
 
     Raises:
-        ConfigError: the config cannot be read.
+        ConfigError: the config cannot be read, or an option is impossible.
         UnsupportedModelError: a family that is unknown or that the engine would refuse.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     from tidekv_llm.hf import Decoder
+    from tidekv_llm.weights.dtypes import floating_dtype
+    from tidekv_llm.weights.quantise import check_bits
 
-    chosen = getattr(torch, dtype, None)
-    if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
-        raise ConfigError(f"dtype={dtype!r} is unknown; use bfloat16, float16 or float32")
+    chosen = floating_dtype("dtype", dtype)
+    computed = chosen if compute_dtype is None else floating_dtype("compute_dtype", compute_dtype)
+    check_bits(weight_bits)
     full = _as_config(config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(full, dtype=chosen)
-    return shape_of(Decoder(model), weight_bytes(model))
+    shape = shape_of(Decoder(model, computed), weight_bytes(model))
+    return shape if weight_bits == 16 else _in_bits(shape, model, computed, weight_bits)
+
+
+def _in_bits(shape: ModelShape, model: PreTrainedModel, computed: torch.dtype, bits: int) -> ModelShape:
+    """The shape of a model whose every layer is made of quantised weights."""
+    from tidekv_llm.hf import Decoder
+    from tidekv_llm.weights.quantise import quantised_bytes
+
+    whole = max(sum(parameter.numel() for parameter in layer.parameters()) for layer in Decoder(model).layers)
+    return replace(shape, weight_bytes=quantised_bytes(model, bits), ready_bytes=whole * computed.itemsize)
 
 
 def _active_intermediate(config: Any) -> int:

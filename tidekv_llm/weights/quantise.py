@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tidekv_llm.errors import ConfigError
-from tidekv_llm.weights.forms import Form, forms_of, quantised
+from tidekv_llm.weights.forms import GROUP, Form, forms_of, quantised, tile_rows
 from tidekv_llm.weights.stored import StoredEmbedding, StoredLinear, make_when_called, put_form
 
 BITS = (16, 8, 4)
@@ -44,6 +44,21 @@ def form_for(model: nn.Module, name: str, weight: Tensor, bits: int) -> Form | N
     if isinstance(owner, nn.Embedding):
         return quantised(weight, 8)
     return quantised(weight, bits) if weight.dim() == 3 else None
+
+
+def quantised_bytes(model: nn.Module, bits: int) -> int:
+    """Bytes of a model's distinct parameters once they lie in so many bits; of one without numbers too."""
+    kinds = {id(owner.weight): owner for owner in model.modules() if isinstance(owner, (nn.Linear, nn.Embedding))}
+    total = 0
+    for name, parameter in model.named_parameters():
+        rows = parameter.numel() // parameter.shape[-1]
+        if id(parameter) in kinds or parameter.dim() == 3:
+            fits = parameter.dim() == 2 and rows % tile_rows() == 0 and parameter.shape[1] % GROUP == 0
+            four = bits == 4 and fits and ".layers." in name
+            total += parameter.numel() * 5 // 8 if four else parameter.numel() + 2 * rows
+        else:
+            total += parameter.nbytes
+    return total
 
 
 def place_form(model: nn.Module, name: str, form: Form) -> None:
