@@ -259,7 +259,9 @@ class Decoder:
         chooses its factors from the largest position it sees, which must be the whole prompt's in every chunk.
         """
         rotary, hidden = self.backbone.rotary_emb, hidden[:, :1].to(self._working_dtype)  # only its dtype counts
-        extended = torch.cat((positions, positions.new_tensor([last_position])))[None]
+        # Filled on the device: a tensor made from a list is copied there, and the host waits for it.
+        last = torch.full((1,), last_position, dtype=positions.dtype, device=positions.device)
+        extended = torch.cat((positions, last))[None]
         if self._rotary_takes_layer_type:
             tables = rotary(hidden, extended, self.layer_types[layer])
         else:
